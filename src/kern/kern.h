@@ -1,0 +1,69 @@
+/* kern/kern.h - the kernel table: one slot per op, filled by the reference and overwritten by variants.
+ *
+ * A variant is chosen by (op, CPU features, overrides), never by shape. kern_init takes the features the
+ * caller allows (base/cpu.h mask) and optional overrides "op=variant,op=variant". Every op's variants are
+ * listed in one static array in kern.c; `kvspan check` walks that list, so a kernel that is not listed does
+ * not exist. Which variant a slot holds is part of the start-up handshake between ranks.
+ */
+#ifndef KVS_KERN_KERN_H
+#define KVS_KERN_KERN_H
+
+#include "kern/attn.h"
+#include "kern/index.h"
+#include "kern/kvio.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* op name, slot of the function, slot of its scratch query or "none" */
+#define KERN_OP_LIST(X)                                                                                 \
+    X(attn) X(merge) X(quant_q) X(index_quant) X(index_score) X(topk) X(topk_merge) X(localise)        \
+    X(kv_write) X(index_write) X(gather)
+
+typedef enum kern_op {
+#define KERN_OP_ENUM(name) KERN_OP_##name,
+    KERN_OP_LIST(KERN_OP_ENUM)
+#undef KERN_OP_ENUM
+    KERN_N_OP
+} kern_op;
+
+typedef struct kern_table {
+    const char *variant[KERN_N_OP]; /* name of the variant in each slot: "ref", "avx2", ...            */
+    attn_fn attn;
+    attn_scratch_fn attn_scratch;
+    merge_fn merge;
+    quant_q_fn quant_q;
+    index_quant_fn index_quant;
+    index_score_fn index_score;
+    index_score_scratch_fn index_score_scratch;
+    topk_fn topk;
+    topk_scratch_fn topk_scratch;
+    topk_merge_fn topk_merge;
+    topk_merge_scratch_fn topk_merge_scratch;
+    localise_fn localise;
+    localise_scratch_fn localise_scratch;
+    kv_write_fn kv_write;
+    index_write_fn index_write;
+    gather_fn gather;
+} kern_table;
+
+/* One implementation of one op. `apply` overwrites the op's slots in a table. */
+typedef struct kern_variant {
+    kern_op op;
+    const char *name;
+    uint32_t features;              /* base/cpu.h bits it needs                                        */
+    void (*apply)(kern_table *t);
+} kern_variant;
+
+const char *kern_op_name(kern_op op);
+/* All variants of all ops, reference first, better ones later. */
+const kern_variant *kern_variants(int32_t *n);
+/* Fills `t` with the best variants allowed by `features`, then applies `overrides` (may be NULL or "").
+ * KVS_INVALID names an unknown op or variant and lists what exists; KVS_UNSUPPORTED a missing feature. */
+kvs_status kern_init(kern_table *t, uint32_t features, const char *overrides, kvs_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
