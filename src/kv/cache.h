@@ -1,0 +1,59 @@
+/* kv/cache.h - one rank's shard of the latent rows and index keys of every layer.
+ *
+ * Invariants: (1) base pointers and strides never change after opening; (2) a slot in [0, n_slot) of any
+ * layer lies inside the memory the cache was given; (3) every writer goes through cache_write /
+ * cache_write_index, which count what they meet; (4) formats never change, and `tag` says them.
+ * Which slot a token has is block-table business (table.h), not the cache's.
+ */
+#ifndef KVS_KV_CACHE_H
+#define KVS_KV_CACHE_H
+
+#include "kern/kern.h"
+#include "kvspan/dcp.h"
+#include "shard/shard.h"
+
+typedef struct cache_layer {
+    uint8_t *kv;
+    int64_t page_stride, row_stride;
+    float k_scale; /* 1 where the format has none */
+} cache_layer;
+
+typedef struct cache_index_layer {
+    uint8_t *keys;
+    int64_t page_stride;
+} cache_index_layer;
+
+struct kvs_cache {
+    shard_geom geom;
+    int32_t fmt;        /* kvs_kv_format, resolved                                                   */
+    int32_t index_fmt;  /* kvs_index_format, resolved                                                */
+    int32_t rule;       /* kvs_scale_rule, resolved                                                  */
+    int32_t hadamard;
+    uint64_t tag;
+    int32_t n_layer, n_index_layer;
+    int64_t n_page, n_slot;
+    cache_layer *layer;             /* [n_layer]                                                     */
+    cache_index_layer *index_layer; /* [n_index_layer]                                               */
+    kvio_stats latent_stats, index_stats;
+    int32_t k_scale_ignored;
+    void *map;                      /* own mapping, page aligned, or NULL for the caller's memory    */
+    size_t map_bytes;
+};
+
+kvs_status cache_create(kvs_cache **out, const kvs_cache_config *cfg, kvs_error *err);
+kvs_status cache_map(kvs_cache **out, const kvs_cache_config *cfg, const kvs_cache_layer *layers,
+                     uint64_t tag, kvs_error *err);
+void cache_free(kvs_cache *c);
+
+/* slot: [n_tok], -1 = not this rank's. layer is in range. */
+void cache_write(kvs_cache *c, const kern_table *k, dev_queue *q, int32_t layer, const void *latent,
+                 const void *rope, kvs_dtype type, const int64_t *slot, int64_t n_tok);
+void cache_write_index(kvs_cache *c, const kern_table *k, dev_queue *q, int32_t index_layer,
+                       const void *key, kvs_dtype type, const int64_t *slot, int64_t n_tok);
+
+/* Fill the cache part of a kernel's arguments: the only place that knows both. */
+void cache_attn_args(const kvs_cache *c, int32_t layer, attn_args *a);
+void cache_index_args(const kvs_cache *c, int32_t index_layer, index_score_args *a);
+void cache_gather_args(const kvs_cache *c, int32_t layer, gather_args *a);
+
+#endif
