@@ -1,13 +1,5 @@
 /* Errors: what err_set stores, how long texts are cut, TRY and TRY_GOTO. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "unit/unit.h"
 
 #include "base/err.h"
 
