@@ -15,6 +15,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 typedef struct kvs_comm kvs_comm;
 
@@ -60,6 +61,7 @@ void kvs_comm_abort(kvs_comm *c, const char *reason);
  * Threads: the rank's own. */
 void kvs_comm_close(kvs_comm *c);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

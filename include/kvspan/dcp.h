@@ -44,6 +44,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 typedef struct kvs_dcp kvs_dcp;
 typedef struct kvs_cache kvs_cache;
@@ -327,6 +328,7 @@ kvs_status kvs_snapshot_read(const char *path, kvs_cache *c, const int32_t *tabl
                              const uint64_t *model_hash, int32_t *tokens, int64_t cap,
                              kvs_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

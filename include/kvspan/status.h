@@ -13,15 +13,10 @@
 
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define KVS_API __attribute__((visibility("default")))
-#else
-#define KVS_API
-#endif
-
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 /* X(name, value, text) for every status. */
 #define KVS_STATUS_LIST(X)                                                                         \
@@ -57,13 +52,14 @@ typedef struct kvs_error {
 /* The name ("KVS_INVALID") and the text ("invalid argument") of a status, in static storage.
  * A value outside the list gives "KVS_?" and "unknown status".
  * Threads: any. */
-KVS_API const char *kvs_status_name(kvs_status status);
-KVS_API const char *kvs_status_text(kvs_status status);
+const char *kvs_status_name(kvs_status status);
+const char *kvs_status_text(kvs_status status);
 
 /* The version of the library that runs, "major.minor.patch", in static storage.
  * Threads: any. */
-KVS_API const char *kvs_version(void);
+const char *kvs_version(void);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif
