@@ -35,7 +35,9 @@ enum { ATTN_TILE = 64, ATTN_SEGMENT = 2048 };
 typedef struct attn_stats {
     uint64_t n_key;     /* (row, key) pairs attended, counted once per row, not per head             */
     uint64_t n_fetched; /* cache rows read; rows of one request that share a tile fetch it once      */
-    uint64_t n_bad_id;  /* ids outside the pool or the table, other than -1: masked and counted      */
+    uint64_t n_bad_id;  /* ids outside the pool or the table, other than -1: masked and counted, once
+                           per row that meets them; every key of a row whose row_req is outside
+                           [0, n_req) is one                                                         */
     uint64_t n_nan;     /* (row, head) results whose LSE would have been NaN or +inf: see below      */
 } attn_stats;
 
@@ -43,7 +45,7 @@ typedef struct attn_args {
     /* queries */
     int32_t n_row, n_head;       /* n_head 1..128; n_row >= 0                                        */
     const void *q;               /* [n_row, n_head, 576] bf16 or f32; latent 512 then rope 64        */
-    int32_t q_type;              /* kvs_dtype: bf16 or f32                                           */
+    int32_t q_type;              /* kvs_dtype: bf16, or f32 with f32 rows only                       */
     int64_t q_stride_row;        /* elements                                                         */
     int64_t q_stride_head;       /* elements                                                         */
     const float *q_scale;        /* [n_row, n_head] multiplies the scores; NULL: 1                   */
@@ -85,8 +87,9 @@ typedef struct attn_args {
 } attn_args;
 
 /* A NaN or +inf score (a NaN in an attended key or query, or an overflow) makes that (row, head)'s result
- * (0, -inf) in the segment where it occurs, and is counted in n_nan once per segment: no NaN or +inf
- * crosses an interface. */
+ * (0, -inf) in the segment where it occurs, and is counted in n_nan once per segment; so does a segment
+ * whose result is not finite (an infinity among the values): no NaN or infinity crosses an interface but
+ * the lse -inf. A segment all of whose scores are -inf is the identity too, and is not counted. */
 
 typedef void (*attn_fn)(const attn_args *a, dev_queue *q);
 /* Bytes of scratch for these args on this queue. Depends on heads, lanes and workers, never on lengths. */

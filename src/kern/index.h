@@ -2,7 +2,8 @@
  * the way from selected positions to cache slots.
  *
  * Score of query row m and key n: (sum_h max(0, q[m,h] . k[n]) * w[m,h]) * k_scale[n], f32. Accumulator
- * type and order are fixed per variant and depend neither on shard, row, batch nor on where the key lies.
+ * type and order are fixed per variant and depend neither on shard, row, batch nor on where the key lies. A
+ * NaN in a key, a query or a weight makes the score NaN (max(0, NaN) is NaN here).
  *
  * Order of selection, everywhere: larger score first, then lower id. -0.0 equals +0.0; NaN and -inf are
  * never selected. Ids are int32 and ascend with position on every rank, so local and global order agree.
@@ -32,7 +33,7 @@ typedef struct index_quant_args {
     uint8_t *q8;                 /* [n_row, n_head, 128] e4m3; NULL with f32 keys                    */
     float *q_f32;                /* [n_row, n_head, 128]; NULL with fp8 keys                         */
     float *w_out;                /* [n_row, n_head]                                                  */
-    uint64_t *n_nan;             /* NaN inputs are added here; may be NULL                           */
+    uint64_t *n_nan;             /* NaN among q and w are added here; may be NULL                    */
 } index_quant_args;
 typedef void (*index_quant_fn)(const index_quant_args *a, dev_queue *q);
 
@@ -73,7 +74,7 @@ typedef struct topk_args {
     int64_t score_stride;
     const int32_t *n_col;        /* [n_row] columns of each row, may be 0                            */
     int32_t id_base;
-    int32_t *list_id;            /* [n_row, k] in and out                                            */
+    int32_t *list_id;            /* [n_row, k] in and out; what lies behind list_count has no meaning */
     float *list_score;           /* [n_row, k] in and out                                            */
     int32_t *list_count;         /* [n_row] in and out                                               */
     void *scratch;               /* topk_scratch bytes, 64-byte aligned                              */
@@ -103,8 +104,9 @@ typedef void (*topk_merge_fn)(const topk_merge_args *a, dev_queue *q);
 typedef size_t (*topk_merge_scratch_fn)(const topk_merge_args *a, const dev_queue *q);
 
 /* localise: global positions -> this rank's slots, lane-major, ascending in each lane. Input ids may come
- * in any order; -1 is none; a repeated id or one whose page lies outside the table or pool is masked and
- * counted. With cut_score != NULL only candidates inside the cut (as in topk_merge) are kept. */
+ * in any order; -1 is none. With cut_score != NULL only candidates inside the cut (as in topk_merge) are
+ * looked at. Bad ids are masked and counted: below -1 or at and past the bound on every rank; repeated
+ * (each one after the first) or with a page outside the table or pool on the rank that owns them. */
 typedef struct localise_args {
     int32_t n_row, k;
     const int32_t *id;           /* [n_row, id_stride] global positions                              */
@@ -120,7 +122,7 @@ typedef struct localise_args {
     int64_t n_slot;
     const int32_t *row_req;      /* [n_row]                                                          */
     const int32_t *bound;        /* [n_row] GLOBAL keys the row may attend; ids at or past it are bad */
-    int32_t *slots;              /* [n_row, slots_stride], -1 behind the last                        */
+    int32_t *slots;              /* [n_row, slots_stride], -1 behind the last up to k                */
     int64_t slots_stride;        /* >= k                                                             */
     int32_t *lane_count;         /* [n_row, 8 / dcp] ([n_row, 1] where dcp does not divide 8)        */
     uint64_t *n_bad_id;          /* may be NULL                                                      */

@@ -22,8 +22,8 @@ extern "C" {
 typedef struct kvio_stats {
     uint64_t n_written; /* rows written                                                              */
     uint64_t n_bad_id;  /* slots outside the pool, other than -1                                     */
-    uint64_t n_nan;     /* NaN values among the written                                              */
-    uint64_t n_sat;     /* finite or infinite values that met the +-448 limit beyond rounding        */
+    uint64_t n_nan;     /* NaN values among the written, in any format                               */
+    uint64_t n_sat;     /* values that lost magnitude to +-448: |x / s| > 464, infinity too           */
 } kvio_stats;
 
 typedef struct kv_write_args {
