@@ -23,7 +23,7 @@ struct pool;
 typedef struct dev_queue {
     struct pool *pool;    /* workers a host kernel may use; NULL: the caller alone                  */
     int32_t n_worker;     /* workers in pool (1 when pool is NULL); i_worker < n_worker             */
-    int32_t failed;       /* set once; later failures are dropped                                   */
+    int32_t failed;       /* not 0 after a failure; later ones are dropped                          */
     kvs_error error;      /* the first failure                                                      */
 } dev_queue;
 
@@ -41,9 +41,10 @@ extern const dev_place dev_host;
 
 /* A queue over `pool` (may be NULL). The pool stays the caller's. */
 void dev_queue_init(dev_queue *q, struct pool *pool);
-/* Records a failure unless one is already there. Any thread between dev_queue_init and the check. */
+/* Records a failure unless one is already there. Any thread, but not at the same time as
+ * dev_queue_check: work that may fail has ended by then. A code >= 0 is recorded as KVS_INTERNAL. */
 void dev_queue_fail(dev_queue *q, kvs_status code, const char *text);
-/* Returns and clears the sticky failure. */
+/* Returns and clears the sticky failure; KVS_OK, with *err as it was, where there is none. */
 kvs_status dev_queue_check(dev_queue *q, kvs_error *err);
 
 #ifdef __cplusplus
