@@ -24,12 +24,13 @@
 #include <stdint.h>
 #include "kvspan/config.h"
 #include "dev/dev.h"
+#include "shard/shard.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { ATTN_TILE = 64, ATTN_SEGMENT = 2048 };
+enum { ATTN_TILE = SHARD_TILE, ATTN_SEGMENT = SHARD_SEGMENT };
 
 /* Counters an op adds to (never resets). Written by the calling thread when the op ends. */
 typedef struct attn_stats {
