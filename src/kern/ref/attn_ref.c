@@ -7,7 +7,6 @@
  */
 #include "kern/ref/ref.h"
 #include "num/kvfmt.h"
-#include "shard/shard.h"
 
 enum { DIM = KVS_ROW_DIM, VDIM = KVS_LATENT_DIM };
 
@@ -87,7 +86,7 @@ static int64_t key_next(key_iter *it)
                 continue;
             }
             slot = it->list[k] < a->n_slot ? it->list[k] : -1;
-        } else if (it->table != NULL) {
+        } else {
             const kvs_local l = shard_lane_key(a->n_lane, a->interleave, it->lane, k);
             slot = ref_slot(it->table, a->table_width, a->n_slot, l.v);
         }

@@ -1,7 +1,6 @@
 /* index_ref.c - indexer scores and the way from selected positions to slots, the definition. */
 #include "kern/ref/ref.h"
 #include "num/kvfmt.h"
-#include "shard/shard.h"
 
 enum { DIM = KVS_INDEX_DIM };
 
@@ -58,9 +57,8 @@ static void index_score_ref(const index_score_args *a, dev_queue *queue)
             if (l >= a->kv_len[row]) {
                 continue;
             }
-            const int64_t slot = table == NULL ? -1
-                                               : ref_slot(table, a->table_width,
-                                                          a->n_page * KVS_PAGE_TOKENS, l);
+            const int64_t slot =
+                ref_slot(table, a->table_width, a->n_page * KVS_PAGE_TOKENS, l);
             if (slot < 0) {
                 n_bad++;
                 continue;
@@ -170,8 +168,7 @@ static void localise_ref(const localise_args *a, dev_queue *q)
         for (int64_t i = 0; i < n_own; i++) {
             const int32_t id = slots[i];
             const kvs_local l = shard_local(g, (kvs_pos){id});
-            const int64_t slot =
-                table != NULL ? ref_slot(table, a->table_width, a->n_slot, l.v) : -1;
+            const int64_t slot = ref_slot(table, a->table_width, a->n_slot, l.v);
             if (id == last || slot < 0 || slot > INT32_MAX) {
                 n_bad++;
                 continue;

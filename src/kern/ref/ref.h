@@ -17,6 +17,7 @@
 #include "kern/exp.h"
 #include "kern/kern.h"
 #include "num/fmt.h"
+#include "shard/shard.h"
 
 /* One apply function per op: sets the op's slots in the table. */
 #define REF_DECLARE_APPLY(op) void ref_apply_##op(kern_table *t);
@@ -36,16 +37,11 @@ static inline void ref_count(uint64_t *counter, uint64_t n)
     }
 }
 
-/* Slot of local index l through a row of a block table of `width` entries; -1 where the index lies past
- * the table or the page outside the pool. */
+/* Slot of local index l of a request whose table row is `table` (NULL: no such request), or negative. */
 static inline int64_t ref_slot(const int32_t *table, int32_t width, int64_t n_slot, int64_t l)
 {
-    const int64_t i_page = l / KVS_PAGE_TOKENS;
-    if (l < 0 || i_page >= width || table[i_page] < 0) {
-        return -1;
-    }
-    const int64_t slot = (int64_t)table[i_page] * KVS_PAGE_TOKENS + l % KVS_PAGE_TOKENS;
-    return slot < n_slot ? slot : -1;
+    return table == NULL ? SHARD_BAD_SLOT
+                         : shard_slot_checked(table, width, n_slot, (kvs_local){l}).v;
 }
 
 /* e^x for x <= 1, within 1 ulp of double; 0 below -700. */
