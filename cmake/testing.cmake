@@ -10,6 +10,7 @@
 # kvs_subdirs(): adds every subfolder of the current one that has a CMakeLists.txt.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
+pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 
 function(kvs_link target)
     target_link_libraries(${target} PRIVATE kvs_flags)
