@@ -1,0 +1,75 @@
+#include "ranks.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+void rank_note(rank_job *job, const char *file, int line, const char *fmt, ...)
+{
+    if (job->note[0] != '\0') {
+        return;
+    }
+    const int n = snprintf(job->note, sizeof job->note, "rank %d of %d, %s:%d: ", job->rank, job->n,
+                           file, line);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(job->note + n, sizeof job->note - (size_t)n, fmt, ap);
+    va_end(ap);
+}
+
+bool rank_says(const rank_job *job, const char *text)
+{
+    return strstr(job->err.text, text) != NULL;
+}
+
+void sleep_ms(int ms)
+{
+    const struct timespec t = {ms / 1000, (long)(ms % 1000) * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+typedef struct start {
+    rank_job job;
+    rank_fn fn;
+} start;
+
+static void *thread_main(void *arg)
+{
+    start *s = arg;
+    s->fn(&s->job);
+    comm_close(s->job.c);
+    return NULL;
+}
+
+void ranks_run_on(comm **ends, int32_t n, rank_fn fn, void *ctx)
+{
+    static start starts[RANKS_MAX];
+    pthread_t threads[RANKS_MAX];
+    assert_in_range(n, 1, RANKS_MAX);
+    for (int32_t r = 0; r < n; r++) {
+        starts[r] = (start){.job = {.c = ends[r], .rank = r, .n = n, .ctx = ctx}, .fn = fn};
+        assert_int_equal(pthread_create(&threads[r], NULL, thread_main, &starts[r]), 0);
+    }
+    for (int32_t r = 0; r < n; r++) {
+        assert_int_equal(pthread_join(threads[r], NULL), 0);
+    }
+    for (int32_t r = 0; r < n; r++) {
+        if (starts[r].job.note[0] != '\0') {
+            fail_msg("%s", starts[r].job.note);
+        }
+    }
+}
+
+void ranks_run(int32_t n, const comm_config *cfg, rank_fn fn, void *ctx)
+{
+    comm *ends[RANKS_MAX] = {NULL};
+    kvs_error err = {0};
+    assert_in_range(n, 1, RANKS_MAX);
+    if (comm_thread_open(ends, n, cfg, &err) != KVS_OK) {
+        fail_msg("%s", err.text);
+    }
+    ranks_run_on(ends, n, fn, ctx);
+}
