@@ -4,6 +4,9 @@
 # kvs_simd(attn_avx2.c "-mavx2 -mfma -mf16c")
 #   Flags for one file of the current folder. Such a file may define no external inline function:
 #   the linker could keep the wide copy for a machine that lacks it.
+# kvs_program(kvspan SOURCES main.c opt.c [TARGET kvspan_program] [INSTALL])
+#   A program that sees the public headers and the archive only, as any outside program would. It
+#   lies in the top of the build folder. TARGET is its name in CMake, where that must differ.
 define_property(GLOBAL PROPERTY KVS_LAYERS)
 define_property(GLOBAL PROPERTY KVS_EXTERN)
 
@@ -31,4 +34,19 @@ endfunction()
 
 function(kvs_simd file flags)
     set_property(SOURCE "${file}" APPEND_STRING PROPERTY COMPILE_FLAGS " ${flags}")
+endfunction()
+
+function(kvs_program name)
+    cmake_parse_arguments(P "INSTALL" "TARGET" "SOURCES" ${ARGN})
+    if(NOT P_TARGET)
+        set(P_TARGET ${name})
+    endif()
+    add_executable(${P_TARGET} ${P_SOURCES})
+    set_target_properties(${P_TARGET} PROPERTIES OUTPUT_NAME ${name}
+                          RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
+    target_include_directories(${P_TARGET} PRIVATE "${PROJECT_SOURCE_DIR}")
+    target_link_libraries(${P_TARGET} PRIVATE kvs_flags kvspan::kvspan_static)
+    if(P_INSTALL)
+        install(TARGETS ${P_TARGET})
+    endif()
 endfunction()

@@ -38,7 +38,7 @@ function(kvs_product)
         COMMAND_EXPAND_LISTS VERBATIM)
     add_custom_target(kvspan_archive ALL DEPENDS "${archive}")
     add_library(kvspan_static INTERFACE)
-    add_library(kvspan::static ALIAS kvspan_static)
+    add_library(kvspan::kvspan_static ALIAS kvspan_static)
     add_dependencies(kvspan_static kvspan_archive)
     target_link_libraries(kvspan_static INTERFACE "$<BUILD_INTERFACE:${archive}>"
         "$<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libkvspan.a>" ${extern})
@@ -60,6 +60,8 @@ function(kvs_install archive extern)
     install(EXPORT kvspan NAMESPACE kvspan:: FILE kvspan-targets.cmake
             DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/kvspan")
 
+    # The file finds its prefix from where it lies, so that the tree may be installed anywhere.
+    file(RELATIVE_PATH KVS_PC_UP "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
     # What a static link needs besides the archive.
     set(KVS_PC_PRIVATE "-pthread -lm")
     set(KVS_FIND_MPI "")

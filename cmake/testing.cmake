@@ -1,8 +1,9 @@
 # kvs_test(NAME LIBS shard base [SOURCES extra.c] [LABELS slow] [ARGS ...] [ENV K=V ...]
-#          [TIMEOUT s] [NPROC n])
+#          [TIMEOUT s] [NPROC n] [NO_VALGRIND])
 #   test_NAME from test_NAME.c of the current folder, linked with those layers and cmocka, run by
 #   ctest as NAME. The label is `fast` unless LABELS says otherwise; sanitizers run `fast`.
-#   NPROC n runs it under mpirun with n ranks (label mpi besides; only with KVS_MPI).
+#   NPROC n runs it under mpirun with n ranks as NAME_npN (label mpi; only with KVS_MPI).
+#   NO_VALGRIND keeps a fast test out of `make valgrind`: too slow there, or at odds with it.
 # kvs_fuzz(NAME LIBS kv base [SOURCES extra.c])
 #   fuzz_NAME from fuzz_NAME.c, which defines LLVMFuzzerTestOneInput. With KVS_FUZZ it is a
 #   libFuzzer program; otherwise it replays its corpus folder (corpus/ beside the source) once,
@@ -26,7 +27,7 @@ function(kvs_link target)
 endfunction()
 
 function(kvs_test name)
-    cmake_parse_arguments(T "" "TIMEOUT;NPROC" "SOURCES;LIBS;LABELS;ARGS;ENV" ${ARGN})
+    cmake_parse_arguments(T "NO_VALGRIND" "TIMEOUT;NPROC" "SOURCES;LIBS;LABELS;ARGS;ENV" ${ARGN})
     if(T_UNPARSED_ARGUMENTS)
         message(FATAL_ERROR "kvs_test(${name}): unknown arguments ${T_UNPARSED_ARGUMENTS}")
     endif()
@@ -54,6 +55,11 @@ function(kvs_test name)
              OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none)
     endif()
     add_test(NAME ${ctest_name} COMMAND ${command})
+    if(T_NPROC)
+        set_property(GLOBAL APPEND PROPERTY KVS_MPI_TESTS test_${name})
+    elseif("fast" IN_LIST T_LABELS AND NOT T_NO_VALGRIND)
+        set_property(GLOBAL APPEND PROPERTY KVS_VALGRIND_TESTS test_${name})
+    endif()
     set_tests_properties(${ctest_name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT})
     if(T_ENV)
         set_tests_properties(${ctest_name} PROPERTIES ENVIRONMENT "${T_ENV}")
@@ -65,7 +71,6 @@ function(kvs_fuzz name)
     if(KVS_FUZZ)
         add_executable(fuzz_${name} fuzz_${name}.c ${F_SOURCES})
         target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
-        set_property(GLOBAL APPEND PROPERTY KVS_FUZZ_TARGETS fuzz_${name})
     else()
         add_executable(fuzz_${name} fuzz_${name}.c ${F_SOURCES}
                        "${PROJECT_SOURCE_DIR}/tests/fuzz/replay.c")
@@ -74,6 +79,24 @@ function(kvs_fuzz name)
         set_tests_properties(fuzz_${name} PROPERTIES LABELS fast TIMEOUT 120)
     endif()
     kvs_link(fuzz_${name} ${F_LIBS})
+    set_property(GLOBAL APPEND PROPERTY KVS_FUZZ_TESTS fuzz_${name})
+endfunction()
+
+# mpi_targets, valgrind_targets, fuzz_targets: the programs of one kind of test, with the list of the
+# second in valgrind.txt. Called once, after all tests are known.
+function(kvs_test_groups)
+    foreach(group mpi:KVS_MPI_TESTS valgrind:KVS_VALGRIND_TESTS fuzz:KVS_FUZZ_TESTS)
+        string(REGEX REPLACE ":.*" "" name "${group}")
+        string(REGEX REPLACE ".*:" "" property "${group}")
+        get_property(programs GLOBAL PROPERTY ${property})
+        list(REMOVE_DUPLICATES programs)
+        add_custom_target(${name}_targets DEPENDS ${programs})
+        if(name STREQUAL "valgrind")
+            list(TRANSFORM programs REPLACE "(.+)" "$<TARGET_FILE:\\1>")
+            list(JOIN programs "\n" lines)
+            file(GENERATE OUTPUT "${CMAKE_BINARY_DIR}/valgrind.txt" CONTENT "${lines}\n")
+        endif()
+    endforeach()
 endfunction()
 
 function(kvs_subdirs)

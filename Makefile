@@ -1,0 +1,72 @@
+# Thin: each target sets up what it needs on Debian 12 and calls CMake. CMakePresets.json has the
+# builds, docs/testing.md says what the tests are.
+JOBS         ?= $(shell nproc)
+PREFIX       ?= /usr/local
+FUZZ_SECONDS ?= 60
+RELEASE      := build/release
+
+help:
+	@echo "make run       build, check every kernel of this machine, show a short speed table"
+	@echo "make test      build and run all tests"
+	@echo "make asan ubsan tsan   the fast tests under a sanitizer of gcc"
+	@echo "make mpi       the tests of the MPI transport"
+	@echo "make fuzz      every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
+	@echo "make valgrind  the unit tests under valgrind"
+	@echo "make install   into PREFIX=$(PREFIX)"
+	@echo "make format    clang-format over the sources;  make clean  removes build/"
+
+define build
+	@cmake --preset $(1) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
+	@cmake --build build/$(1) -j $(JOBS) $(2)
+endef
+
+setup: setup-base
+
+setup-%:
+	@tools/setup.sh base $*
+	@mkdir -p build
+
+release: setup
+	$(call build,release)
+
+run: setup
+	$(call build,release,--target kvspan_program)
+	@echo
+	@echo "Every kernel variant this machine can run, against an independent double-precision"
+	@echo "oracle; the column 'worst' is the largest error as a share of what is allowed."
+	$(RELEASE)/kvspan check --quick
+	@echo
+	@echo "How fast attention over a sharded cache is, as a share of the ceiling measured on this"
+	@echo "machine just before (column 'share')."
+	$(RELEASE)/kvspan bench attn --batch 8 --q 1 --heads 16,128 --len 32768 --topk 2048 \
+		--kv bf16,fp8_ds_mla --reps 5
+
+test: release
+	ctest --preset release -j $(JOBS)
+
+asan ubsan tsan: setup
+	$(call build,$@)
+	ctest --preset $@ -L fast -j $(JOBS)
+
+mpi: setup-mpi
+	$(call build,mpi,--target mpi_targets)
+	ctest --preset mpi -L mpi
+
+fuzz: setup-fuzz
+	$(call build,fuzz,--target fuzz_targets)
+	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+valgrind: setup-valgrind
+	$(call build,debug,--target valgrind_targets)
+	@tools/valgrind.sh build/debug
+
+install: release
+	cmake --install $(RELEASE) --prefix $(PREFIX)
+
+format: setup-format
+	git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+
+clean:
+	rm -rf build
+
+.PHONY: help setup release run test asan ubsan tsan mpi fuzz valgrind install format clean
