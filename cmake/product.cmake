@@ -63,7 +63,12 @@ function(kvs_install archive extern)
     # The file finds its prefix from where it lies, so that the tree may be installed anywhere.
     file(RELATIVE_PATH KVS_PC_UP "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
     # What a static link needs besides the archive.
-    set(KVS_PC_PRIVATE "-pthread -lm")
+    set(KVS_PC_PRIVATE "-pthread")
+    foreach(lib ${extern})
+        if(NOT lib MATCHES "::")
+            string(APPEND KVS_PC_PRIVATE " -l${lib}")
+        endif()
+    endforeach()
     set(KVS_FIND_MPI "")
     if(KVS_MPI)
         set(KVS_FIND_MPI "find_dependency(MPI COMPONENTS C)")

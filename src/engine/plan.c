@@ -1,0 +1,562 @@
+/* engine/plan.c - settings resolved and refused, sizes, what fits. */
+#include "engine/plan.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "engine/weights.h"
+#include "num/kvfmt.h"
+#include "shard/shard.h"
+
+enum {
+    PLAN_GPUS_MAX = 65536,
+    PLAN_SEQS_MAX = 65536,
+    PLAN_CHUNK_MAX = 1 << 20,
+    PLAN_MTP_MAX = 7,
+    PLAN_GPUS = 8,
+    PLAN_CHUNK = 2048,
+    PLAN_INDEX_HEADS_MAX = 64 /* kern/index.h */
+};
+
+#define PLAN_MEM_BYTES INT64_C(141000000000)
+#define PLAN_UTIL      0.92
+#define PLAN_PAGES_MAX (INT64_C(0x80000000) / KVS_PAGE_TOKENS - 1) /* kvs_cache_config.n_page */
+
+static const int32_t k_dcp[] = {1, 2, 4, 8};
+static const int32_t k_interleave[] = {1, 2, 4, 8, 16, 32, 64};
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+ERR_PRINTF(3, 4) static void text_set(char *dst, size_t cap, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(dst, cap, fmt, ap);
+    va_end(ap);
+}
+
+#define SET(field, ...) text_set((field), sizeof(field), __VA_ARGS__)
+
+/* A new entry with `rule` and `value`; why and nearest are the caller's. Every rule has at most one
+ * entry, so the list cannot overflow. */
+static kvs_plan_refusal *refuse(kvs_plan *p, const char *rule)
+{
+    kvs_plan_refusal *r = &p->refusal[p->n_refusal];
+    p->n_refusal += p->n_refusal < KVS_PLAN_MAX_REFUSAL - 1;
+    memset(r, 0, sizeof *r);
+    SET(r->rule, "%s", rule);
+    return r;
+}
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+static kvs_status out_of_range(const char *field, int64_t v, int64_t lo, int64_t hi, kvs_error *err)
+{
+    return err_set(err, KVS_INVALID, "%s %" PRId64 ": must be %" PRId64 " to %" PRId64, field, v,
+                   lo, hi);
+}
+
+kvs_status plan_check_config(const kvs_plan_config *cfg, kvs_error *err)
+{
+    const struct {
+        const char *name;
+        int64_t v, hi;
+    } field[] = {
+        {"gpus", cfg->gpus, PLAN_GPUS_MAX},
+        {"mem", cfg->mem_bytes, INT64_C(1) << 50},
+        {"weights", cfg->weights, KVS_WEIGHT_FP8},
+        {"tp", cfg->tp, PLAN_GPUS_MAX},
+        {"dcp", cfg->dcp, PLAN_GPUS_MAX},
+        {"ep", cfg->ep, PLAN_GPUS_MAX},
+        {"interleave", cfg->interleave, 1 << 20},
+        {"kv", cfg->kv, KVS_KV_FP8_DS_MLA},
+        {"index-kv", cfg->index_kv, KVS_INDEX_F32},
+        {"ctx", cfg->ctx, INT64_C(1) << 40},
+        {"seqs", cfg->seqs, PLAN_SEQS_MAX},
+        {"mtp", cfg->mtp, 1 << 20},
+        {"chunk", cfg->chunk, PLAN_CHUNK_MAX},
+    };
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
+        if (field[i].v < 0 || field[i].v > field[i].hi) {
+            return out_of_range(field[i].name, field[i].v, 0, field[i].hi, err);
+        }
+    }
+    if (cfg->util != 0.0 && !(cfg->util > 0.0 && cfg->util <= 1.0)) {
+        return err_set(err, KVS_INVALID, "util %g: must be above 0 and at most 1", cfg->util);
+    }
+    return KVS_OK;
+}
+
+/* The value of `ok` nearest to want in 1..hi, the lower one of two; 0 where there is none. */
+typedef bool (*accept_fn)(const kvs_plan *p, const geom *g, int32_t v);
+
+static int32_t nearest(const kvs_plan *p, const geom *g, accept_fn ok, int32_t want, int32_t hi)
+{
+    for (int32_t d = 0; d < hi; d++) {
+        if (want - d >= 1 && want - d <= hi && ok(p, g, want - d)) {
+            return want - d;
+        }
+        if (want + d <= hi && ok(p, g, want + d)) {
+            return want + d;
+        }
+        if (want - d < 1 && want + d > hi) {
+            break;
+        }
+    }
+    return want > hi ? nearest(p, g, ok, hi, hi) : 0;
+}
+
+static bool tp_ok(const kvs_plan *p, const geom *g, int32_t v)
+{
+    return p->gpus % v == 0 && g->n_head % v == 0 && g->n_head / v <= KVS_MAX_HEADS;
+}
+
+static bool dcp_ok(const kvs_plan *p, const geom *g, int32_t v)
+{
+    for (size_t i = 0; i < sizeof k_dcp / sizeof *k_dcp; i++) {
+        if (v == k_dcp[i]) {
+            return p->tp % v == 0 && (int64_t)g->n_head / p->tp * v <= KVS_MAX_HEADS;
+        }
+    }
+    return false;
+}
+
+static bool ep_ok(const kvs_plan *p, const geom *g, int32_t v)
+{
+    return p->tp % v == 0 && g->n_expert % v == 0;
+}
+
+static bool interleave_ok(const kvs_plan *p, const geom *g, int32_t v)
+{
+    (void)p;
+    (void)g;
+    for (size_t i = 0; i < sizeof k_interleave / sizeof *k_interleave; i++) {
+        if (v == k_interleave[i]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void nearest_text(kvs_plan_refusal *r, const char *option, int32_t v)
+{
+    if (v > 0) {
+        SET(r->nearest, "--%s %d", option, v);
+    }
+}
+
+static void resolve_tp(kvs_plan *p, const geom *g)
+{
+    const int32_t tp = p->tp;
+    if (tp_ok(p, g, tp)) {
+        return;
+    }
+    const int32_t near = nearest(p, g, tp_ok, tp, p->gpus);
+    if (p->gpus % tp != 0) {
+        kvs_plan_refusal *r = refuse(p, "tp-divides-gpus");
+        SET(r->value, "tp %d, gpus %d", tp, p->gpus);
+        SET(r->why, "the devices are cut into TP groups of equal size");
+        nearest_text(r, "tp", near);
+    }
+    if (g->n_head % tp != 0) {
+        kvs_plan_refusal *r = refuse(p, "tp-divides-heads");
+        SET(r->value, "tp %d, %d heads", tp, g->n_head);
+        SET(r->why, "every rank of a TP group holds the same number of attention heads");
+        nearest_text(r, "tp", near);
+    } else if (g->n_head / tp > KVS_MAX_HEADS) {
+        kvs_plan_refusal *r = refuse(p, "heads-per-call");
+        SET(r->value, "%d heads on %d ranks", g->n_head, tp);
+        SET(r->why, "a kernel takes at most %d heads", KVS_MAX_HEADS);
+        nearest_text(r, "tp", near);
+    }
+    p->tp = near > 0 ? near : 1;
+}
+
+static void resolve_dcp(kvs_plan *p, const geom *g)
+{
+    const int32_t dcp = p->dcp;
+    if (dcp_ok(p, g, dcp)) {
+        return;
+    }
+    const int32_t near = nearest(p, g, dcp_ok, dcp, KVS_MAX_RANKS);
+    kvs_plan_refusal *r = NULL;
+    if (dcp != 1 && dcp != 2 && dcp != 4 && dcp != 8) {
+        r = refuse(p, "dcp-size");
+        SET(r->value, "dcp %d", dcp);
+        SET(r->why, "only 1, 2, 4 and 8 ranks give the same bits as one");
+    } else if (p->tp % dcp != 0) {
+        r = refuse(p, "dcp-divides-tp");
+        SET(r->value, "dcp %d, tp %d", dcp, p->tp);
+        SET(r->why, "DCP groups are consecutive runs of ranks of the TP group");
+    } else {
+        r = refuse(p, "heads-per-group");
+        SET(r->value, "dcp %d, tp %d, %d heads", dcp, p->tp, g->n_head);
+        SET(r->why, "a rank attends for the heads of its whole DCP group, at most %d",
+            KVS_MAX_HEADS);
+    }
+    nearest_text(r, "dcp", near);
+    p->dcp = near > 0 ? near : 1;
+}
+
+static void resolve_ep(kvs_plan *p, const geom *g)
+{
+    const int32_t ep = p->ep;
+    if (ep_ok(p, g, ep)) {
+        return;
+    }
+    const int32_t near = nearest(p, g, ep_ok, ep, p->tp);
+    const bool divides = p->tp % ep == 0;
+    kvs_plan_refusal *r = refuse(p, divides ? "ep-divides-experts" : "ep-divides-tp");
+    if (divides) {
+        SET(r->value, "ep %d, %d experts", ep, g->n_expert);
+        SET(r->why, "every EP rank holds the same number of experts");
+    } else {
+        SET(r->value, "ep %d, tp %d", ep, p->tp);
+        SET(r->why, "the ranks of a TP group share the experts");
+    }
+    nearest_text(r, "ep", near);
+    p->ep = near > 0 ? near : 1;
+}
+
+static void resolve_interleave(kvs_plan *p, const geom *g)
+{
+    if (interleave_ok(p, g, p->interleave)) {
+        return;
+    }
+    const int32_t near = nearest(p, g, interleave_ok, p->interleave, KVS_PAGE_TOKENS);
+    kvs_plan_refusal *r = refuse(p, "interleave-divides-page");
+    SET(r->value, "interleave %d", p->interleave);
+    SET(r->why, "a page of %d tokens holds whole runs of interleave tokens", KVS_PAGE_TOKENS);
+    nearest_text(r, "interleave", near);
+    p->interleave = near > 0 ? near : 1;
+}
+
+/* What the kernels are made for; no setting changes it. */
+static void check_geometry(kvs_plan *p, const geom *g)
+{
+    if (g->kv_lora != KVS_LATENT_DIM || g->rope != KVS_ROPE_DIM) {
+        kvs_plan_refusal *r = refuse(p, "latent-dims");
+        SET(r->value, "kv_lora_rank %d, qk_rope_head_dim %d", g->kv_lora, g->rope);
+        SET(r->why, "a cache row holds %d latent and %d rope values", KVS_LATENT_DIM,
+            KVS_ROPE_DIM);
+    }
+    if (g->n_index_head == 0) {
+        return;
+    }
+    if (g->index_dim != KVS_INDEX_DIM || g->n_index_head > PLAN_INDEX_HEADS_MAX) {
+        kvs_plan_refusal *r = refuse(p, "index-dims");
+        SET(r->value, "%d index heads of %d", g->n_index_head, g->index_dim);
+        SET(r->why, "index keys have %d values, and there are at most %d index heads",
+            KVS_INDEX_DIM, PLAN_INDEX_HEADS_MAX);
+    }
+    if (g->topk > KVS_MAX_TOPK) {
+        kvs_plan_refusal *r = refuse(p, "index-topk");
+        SET(r->value, "index_topk %d", g->topk);
+        SET(r->why, "a selection holds at most %d tokens", KVS_MAX_TOPK);
+    }
+}
+
+static void resolve_formats(kvs_plan *p, const geom *g)
+{
+    const bool dsa = g->n_index_head > 0;
+    kv_layout l = {.kv = p->kv, .index = p->index_kv, .hadamard = 0};
+    kvs_error why;
+    if (kv_layout_resolve(dsa, &l, &why) < 0) {
+        kvs_plan_refusal *r = refuse(p, "kv-format");
+        SET(r->value, "kv %s, index-kv %s", kv_fmt_name(p->kv), index_fmt_name(p->index_kv));
+        SET(r->why, "%s", why.text);
+        l.index = KVS_INDEX_AUTO; /* every row format has a default; fp8 with an indexer has none */
+        if (kv_layout_resolve(dsa, &l, NULL) < 0) {
+            l.kv = KVS_KV_AUTO;
+            kv_layout_resolve(dsa, &l, NULL);
+        }
+        SET(r->nearest, "--kv %s", kv_fmt_name(l.kv));
+    }
+    p->kv = l.kv;
+    p->index_kv = l.index;
+    if (p->weights == KVS_WEIGHT_AUTO) {
+        p->weights = g->stored;
+    }
+    if (p->weights == KVS_WEIGHT_AUTO) {
+        kvs_plan_refusal *r = refuse(p, "weight-format");
+        SET(r->value, "%s", g->stored_as);
+        SET(r->why, "this library reads bf16 weights and fp8 weights in blocks of 128 x 128");
+        SET(r->nearest, "--weights fp8");
+        p->weights = KVS_WEIGHT_FP8;
+    }
+}
+
+static void resolve_mtp(kvs_plan *p, const geom *g)
+{
+    if (p->mtp > 0 && g->n_mtp == 0) {
+        kvs_plan_refusal *r = refuse(p, "mtp-layers");
+        SET(r->value, "mtp %d", p->mtp);
+        SET(r->why, "%s has no draft layer", p->model);
+        SET(r->nearest, "--mtp 0");
+        p->mtp = 0;
+    } else if (p->mtp > PLAN_MTP_MAX) {
+        kvs_plan_refusal *r = refuse(p, "mtp-range");
+        SET(r->value, "mtp %d", p->mtp);
+        SET(r->why, "a step verifies at most %d draft tokens", PLAN_MTP_MAX);
+        SET(r->nearest, "--mtp %d", PLAN_MTP_MAX);
+        p->mtp = PLAN_MTP_MAX;
+    }
+}
+
+static void resolve_ctx(kvs_plan *p, const geom *g)
+{
+    if (p->ctx > g->max_ctx) {
+        kvs_plan_refusal *r = refuse(p, "ctx-model");
+        SET(r->value, "ctx %" PRId64, p->ctx);
+        SET(r->why, "%s was made for at most %" PRId64 " tokens", p->model, g->max_ctx);
+        SET(r->nearest, "--ctx %" PRId64, g->max_ctx);
+        p->ctx = g->max_ctx;
+    }
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static plan_shape shape_of(const kvs_plan *p)
+{
+    const int32_t row = p->seqs * (1 + p->mtp);
+    return (plan_shape){
+        .tp = p->tp,
+        .dcp = p->dcp,
+        .n_head = p->n_head,
+        .n_index_head = p->n_index_head,
+        .topk = p->topk,
+        .kv = p->kv,
+        .index_kv = p->index_kv,
+        .max_rows = row > p->chunk ? row : p->chunk,
+        .max_reqs = p->seqs,
+        .max_len = p->ctx,
+        .interleave = p->interleave,
+    };
+}
+
+static shard_geom shard_of(const kvs_plan *p)
+{
+    return (shard_geom){.n = p->dcp, .i = p->interleave, .rank = 0};
+}
+
+static void size_token(kvs_plan *p, const geom *g)
+{
+    const int64_t page = kv_page_bytes(p->kv);
+    const int64_t index_page = g->n_index_head > 0 ? index_page_bytes(p->index_kv) : 0;
+    const int64_t n_draft = p->mtp > 0 ? g->n_mtp : 0;
+    p->row_bytes = kv_row_bytes(p->kv);
+    p->index_token_bytes = index_page / KVS_PAGE_TOKENS;
+    p->token_latent = g->n_layer * p->row_bytes;
+    p->token_index = g->n_index_layer * p->index_token_bytes;
+    p->token_draft = n_draft * (p->row_bytes + p->index_token_bytes);
+    p->token_bytes = p->token_latent + p->token_index + p->token_draft;
+    p->page_bytes = g->n_layer * page + g->n_index_layer * index_page +
+                    n_draft * (page + index_page);
+}
+
+static void size_rank(kvs_plan *p, const geom *g)
+{
+    const plan_shape s = shape_of(p);
+    p->weight_bytes = weights_rank_bytes_max(g, WEIGHTS_MAIN, p->weights, p->tp, p->ep);
+    p->weight_mtp =
+        p->mtp > 0 ? weights_rank_bytes_max(g, WEIGHTS_MTP, p->weights, p->tp, p->ep) : 0;
+    p->workspace_bytes = plan_workspace_bytes(&s);
+    const int64_t left =
+        p->usable_bytes - p->weight_bytes - p->weight_mtp - p->workspace_bytes;
+    p->cache_bytes = left > 0 ? left : 0;
+    p->n_page = p->cache_bytes / p->page_bytes;
+    if (p->n_page > PLAN_PAGES_MAX) {
+        p->n_page = PLAN_PAGES_MAX;
+    }
+}
+
+static int64_t capped(int64_t n_page, int64_t span, int64_t max_ctx)
+{
+    const int64_t n = n_page * span;
+    return n < max_ctx ? n : max_ctx;
+}
+
+static void size_fit(kvs_plan *p, const geom *g)
+{
+    const int64_t span = shard_span(shard_of(p));
+    p->tokens_per_rank = p->n_page * KVS_PAGE_TOKENS;
+    p->tokens_total = p->n_page * span;
+    p->tokens_replicas = p->tokens_total * (p->gpus / p->tp);
+    p->longest_ctx = capped(p->n_page, span, g->max_ctx);
+    p->longest_ctx_seqs = capped(p->n_page / p->seqs, span, g->max_ctx);
+}
+
+static bool weights_fit(const kvs_plan *p)
+{
+    return p->n_page > 0;
+}
+
+static bool cache_fits(const kvs_plan *p)
+{
+    return p->seqs * shard_table_width(shard_of(p), p->ctx) <= p->n_page;
+}
+
+static int64_t exchange_step(const kvs_plan *p, const kvs_plan_exchange *x)
+{
+    return p->n_layer * (x->q + x->partial + x->lse) + p->n_index_layer * x->selection;
+}
+
+static void size_exchange(kvs_plan *p)
+{
+    const plan_shape s = shape_of(p);
+    p->n_row = p->seqs * (1 + p->mtp);
+    p->a2a = plan_exchange(&s, KVS_EXCHANGE_A2A, p->n_row);
+    p->ag_rs = plan_exchange(&s, KVS_EXCHANGE_AG_RS, p->n_row);
+    p->a2a_step = exchange_step(p, &p->a2a);
+    p->ag_rs_step = exchange_step(p, &p->ag_rs);
+}
+
+/* ---- what does not fit ----------------------------------------------------------------------- */
+
+/* The smallest multiple of tp by a power of two on which the weights leave room for a page, with
+ * experts spread over as many ranks as may be: fills t's gpus, tp and ep. */
+static bool enough_ranks(const kvs_plan *p, const geom *g, kvs_plan *t)
+{
+    *t = *p;
+    for (int32_t k = p->tp * 2; k <= g->n_head; k *= 2) {
+        t->gpus = k;
+        t->tp = k;
+        t->ep = g->n_expert > 0 ? nearest(t, g, ep_ok, k, k) : k;
+        if (!tp_ok(t, g, k)) {
+            continue;
+        }
+        size_rank(t, g);
+        if (weights_fit(t)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void refuse_weights(kvs_plan *p, const geom *g, bool ep_given)
+{
+    kvs_plan_refusal *r = refuse(p, "weights-fit");
+    const double need = (double)(p->weight_bytes + p->weight_mtp + p->workspace_bytes);
+    SET(r->value, "%.2f GB on a rank, %.2f GB usable", need / 1e9, (double)p->usable_bytes / 1e9);
+    SET(r->why, "weights and workspaces must leave room for cache pages");
+    if (p->weights == KVS_WEIGHT_BF16 && g->stored == KVS_WEIGHT_FP8) {
+        kvs_plan t = *p;
+        t.weights = KVS_WEIGHT_FP8;
+        size_rank(&t, g);
+        if (weights_fit(&t)) {
+            SET(r->nearest, "--weights fp8");
+            return;
+        }
+    }
+    kvs_plan t;
+    if (enough_ranks(p, g, &t)) {
+        if (t.ep == t.tp && !ep_given) {
+            SET(r->nearest, "--gpus %d --tp %d", t.gpus, t.tp);
+        } else {
+            SET(r->nearest, "--gpus %d --tp %d --ep %d", t.gpus, t.tp, t.ep);
+        }
+    }
+}
+
+static void refuse_cache(kvs_plan *p, const geom *g)
+{
+    kvs_plan_refusal *r = refuse(p, "cache-fit");
+    SET(r->value, "%d x %" PRId64 " tokens", p->seqs, p->ctx);
+    SET(r->why, "a DCP group of %d ranks holds %" PRId64 " tokens in pages of %" PRId64, p->dcp,
+        p->tokens_total, shard_span(shard_of(p)));
+    for (size_t i = 0; i < sizeof k_dcp / sizeof *k_dcp; i++) {
+        kvs_plan t = *p;
+        t.dcp = k_dcp[i];
+        if (k_dcp[i] <= p->dcp || !dcp_ok(&t, g, t.dcp)) {
+            continue;
+        }
+        size_rank(&t, g);
+        if (cache_fits(&t)) {
+            SET(r->nearest, "--dcp %d", t.dcp);
+            break;
+        }
+    }
+    const size_t n = strlen(r->nearest);
+    char *to = r->nearest + n;
+    const size_t room = sizeof r->nearest - n;
+    const char *or = n > 0 ? ", or " : "";
+    const int64_t width = shard_table_width(shard_of(p), p->ctx);
+    if (p->longest_ctx_seqs > 0) {
+        text_set(to, room, "%s--ctx %" PRId64, or, p->longest_ctx_seqs);
+    } else if (width <= p->n_page) {
+        text_set(to, room, "%s--seqs %" PRId64, or, p->n_page / width);
+    } else {
+        text_set(to, room, "%s--seqs 1 --ctx %" PRId64, or, p->longest_ctx);
+    }
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static void describe(kvs_plan *p, const geom *g)
+{
+    SET(p->model, "%s", g->name);
+    SET(p->architecture, "%s", g->arch);
+    p->n_layer = g->n_layer;
+    p->n_index_layer = g->n_index_layer;
+    p->n_head = g->n_head;
+    p->n_index_head = g->n_index_head;
+    p->topk = g->topk;
+    p->n_mtp_layer = g->n_mtp;
+    p->max_ctx = g->max_ctx;
+    p->n_param = weights_params(g, WEIGHTS_MAIN);
+    p->n_param_mtp = weights_params(g, WEIGHTS_MTP);
+}
+
+static void take_settings(kvs_plan *p, const geom *g, const kvs_plan_config *cfg)
+{
+    p->gpus = cfg->gpus > 0 ? cfg->gpus : cfg->tp > 0 ? cfg->tp : PLAN_GPUS;
+    p->tp = cfg->tp > 0 ? cfg->tp : p->gpus;
+    p->dcp = cfg->dcp > 0 ? cfg->dcp : 1;
+    p->interleave = cfg->interleave > 0 ? cfg->interleave : 1;
+    p->mem_bytes = cfg->mem_bytes > 0 ? cfg->mem_bytes : PLAN_MEM_BYTES;
+    p->util = cfg->util > 0.0 ? cfg->util : PLAN_UTIL;
+    p->usable_bytes = (int64_t)((double)p->mem_bytes * p->util);
+    p->weights = cfg->weights;
+    p->kv = cfg->kv;
+    p->index_kv = cfg->index_kv;
+    p->ctx = cfg->ctx > 0 ? cfg->ctx : g->max_ctx;
+    p->seqs = cfg->seqs > 0 ? cfg->seqs : 1;
+    p->mtp = cfg->mtp;
+    p->chunk = cfg->chunk > 0 ? cfg->chunk : PLAN_CHUNK;
+}
+
+void plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg)
+{
+    const size_t struct_size = p->struct_size;
+    memset(p, 0, sizeof *p);
+    p->struct_size = struct_size;
+    describe(p, g);
+    take_settings(p, g, cfg);
+    check_geometry(p, g);
+    resolve_tp(p, g);
+    resolve_dcp(p, g);
+    p->ep = cfg->ep > 0 ? cfg->ep : p->tp;
+    if (g->n_expert > 0) {
+        resolve_ep(p, g);
+    }
+    resolve_interleave(p, g);
+    resolve_formats(p, g);
+    resolve_mtp(p, g);
+    resolve_ctx(p, g);
+
+    p->checkpoint_bytes = weights_bytes(g, WEIGHTS_MAIN, p->weights) +
+                          weights_bytes(g, WEIGHTS_MTP, p->weights);
+    size_token(p, g);
+    size_rank(p, g);
+    size_fit(p, g);
+    size_exchange(p);
+    if (!weights_fit(p)) {
+        refuse_weights(p, g, cfg->ep > 0);
+    } else if (!cache_fits(p)) {
+        refuse_cache(p, g);
+    }
+}

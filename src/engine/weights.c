@@ -1,0 +1,247 @@
+/* engine/weights.c - the inventory of tensors. */
+#include "engine/weights.h"
+
+#include <assert.h>
+
+#include "shard/shard.h"
+
+enum { BLOCK = 128, MAX_TENSOR = 24 };
+
+typedef enum store {
+    STORE_QUANT, /* e4m3 with block scales in an FP8 checkpoint, else bf16 */
+    STORE_BF16,
+    STORE_F32 /* not counted as parameters */
+} store;
+
+typedef enum split { SPLIT_NONE, SPLIT_OUT, SPLIT_IN } split;
+
+typedef struct tensor {
+    int64_t out, in; /* [out, in]; a vector is [1, n]                        */
+    int64_t unit;    /* rows or columns of the split dimension that stay together */
+    store store;
+    split split;
+    int32_t n_expert; /* 0: one tensor; else so many, spread over EP groups  */
+} tensor;
+
+typedef struct tensor_list {
+    tensor t[MAX_TENSOR];
+    int32_t n;
+} tensor_list;
+
+static void add(tensor_list *l, tensor t)
+{
+    assert(l->n < MAX_TENSOR);
+    l->t[l->n++] = t;
+}
+
+static void add_whole(tensor_list *l, int64_t out, int64_t in, store s)
+{
+    add(l, (tensor){.out = out, .in = in, .unit = 1, .store = s, .split = SPLIT_NONE});
+}
+
+static void add_split(tensor_list *l, int64_t out, int64_t in, split by, int64_t unit, store s)
+{
+    add(l, (tensor){.out = out, .in = in, .unit = unit, .store = s, .split = by});
+}
+
+/* gate, up, down; n_expert copies of each where it is not 0 */
+static void add_ffn(tensor_list *l, int64_t hidden, int64_t inter, int32_t n_expert)
+{
+    for (int i = 0; i < 2; i++) {
+        add(l, (tensor){.out = inter, .in = hidden, .unit = BLOCK, .store = STORE_QUANT,
+                        .split = SPLIT_OUT, .n_expert = n_expert});
+    }
+    add(l, (tensor){.out = hidden, .in = inter, .unit = BLOCK, .store = STORE_QUANT,
+                    .split = SPLIT_IN, .n_expert = n_expert});
+}
+
+static void list_top(tensor_list *l, const geom *g)
+{
+    add_split(l, g->vocab, g->hidden, SPLIT_OUT, 1, STORE_BF16);
+    if (!g->tied) {
+        add_split(l, g->vocab, g->hidden, SPLIT_OUT, 1, STORE_BF16);
+    }
+    add_whole(l, 1, g->hidden, STORE_BF16);
+}
+
+/* Both norms of a layer and its attention. */
+static void list_attention(tensor_list *l, const geom *g)
+{
+    const int64_t q_head = (int64_t)g->nope + g->rope;
+    const int64_t kv_head = (int64_t)g->nope + g->v_dim;
+    add_whole(l, 1, g->hidden, STORE_BF16);
+    add_whole(l, 1, g->hidden, STORE_BF16);
+    if (g->q_lora > 0) {
+        add_whole(l, g->q_lora, g->hidden, STORE_QUANT);
+        add_whole(l, 1, g->q_lora, STORE_BF16);
+        add_split(l, g->n_head * q_head, g->q_lora, SPLIT_OUT, q_head, STORE_QUANT);
+    } else {
+        add_split(l, g->n_head * q_head, g->hidden, SPLIT_OUT, q_head, STORE_QUANT);
+    }
+    add_whole(l, (int64_t)g->kv_lora + g->rope, g->hidden, STORE_QUANT);
+    add_whole(l, 1, g->kv_lora, STORE_BF16);
+    add_split(l, g->n_head * kv_head, g->kv_lora, SPLIT_OUT, kv_head, STORE_QUANT);
+    add_split(l, g->hidden, (int64_t)g->n_head * g->v_dim, SPLIT_IN, g->v_dim, STORE_QUANT);
+}
+
+static void list_indexer(tensor_list *l, const geom *g)
+{
+    add_whole(l, (int64_t)g->n_index_head * g->index_dim, g->q_lora, STORE_QUANT);
+    add_whole(l, g->index_dim, g->hidden, STORE_QUANT);
+    add_whole(l, 2, g->index_dim, STORE_BF16); /* weight and bias of k_norm */
+    add_whole(l, g->n_index_head, g->hidden, STORE_BF16);
+}
+
+static void list_dense(tensor_list *l, const geom *g)
+{
+    add_ffn(l, g->hidden, g->inter, 0);
+}
+
+static void list_moe(tensor_list *l, const geom *g)
+{
+    if (g->n_expert == 0) {
+        list_dense(l, g);
+        return;
+    }
+    add_whole(l, g->n_expert, g->hidden, STORE_BF16);
+    if (g->router_bias) {
+        add_whole(l, 1, g->n_expert, STORE_F32);
+    }
+    add_ffn(l, g->hidden, g->moe_inter, g->n_expert);
+    if (g->n_shared > 0) {
+        add_ffn(l, g->hidden, (int64_t)g->n_shared * g->moe_inter, 0);
+    }
+}
+
+/* enorm, hnorm, shared_head.norm, eh_proj */
+static void list_mtp(tensor_list *l, const geom *g)
+{
+    for (int i = 0; i < 3; i++) {
+        add_whole(l, 1, g->hidden, STORE_BF16);
+    }
+    add_whole(l, g->hidden, 2 * (int64_t)g->hidden, STORE_BF16);
+}
+
+/* A group of tensors and how often the part has it. */
+typedef struct block {
+    void (*list)(tensor_list *l, const geom *g);
+    int32_t n;
+} block;
+
+enum { N_BLOCK = 5 };
+
+static void part_blocks(const geom *g, weights_part part, block b[N_BLOCK])
+{
+    const bool mtp = part == WEIGHTS_MTP;
+    const int32_t n_layer = mtp ? g->n_mtp : g->n_layer;
+    const int32_t n_dense = mtp ? 0 : g->n_dense;
+    const int32_t n_index = mtp ? (g->n_index_head > 0 ? g->n_mtp : 0) : g->n_index_layer;
+    b[0] = (block){mtp ? list_mtp : list_top, mtp ? g->n_mtp : 1};
+    b[1] = (block){list_attention, n_layer};
+    b[2] = (block){list_indexer, n_index};
+    b[3] = (block){list_dense, n_dense};
+    b[4] = (block){list_moe, n_layer - n_dense};
+}
+
+/* Bytes of rows [r0, r1) and columns [c0, c1): the scale blocks they touch included. */
+static int64_t region_bytes(store s, kvs_weight_format format, int64_t r0, int64_t r1, int64_t c0,
+                            int64_t c1)
+{
+    if (r1 <= r0 || c1 <= c0) {
+        return 0;
+    }
+    const int64_t n = (r1 - r0) * (c1 - c0);
+    if (s == STORE_F32) {
+        return n * 4;
+    }
+    if (s == STORE_BF16 || format == KVS_WEIGHT_BF16) {
+        return n * 2;
+    }
+    const int64_t r_block = (r1 - 1) / BLOCK - r0 / BLOCK + 1;
+    const int64_t c_block = (c1 - 1) / BLOCK - c0 / BLOCK + 1;
+    return n + r_block * c_block * 4;
+}
+
+/* The first row or column of share i of n. */
+static int64_t share_begin(int64_t dim, int64_t unit, int32_t n, int32_t i)
+{
+    const int64_t n_unit = shard_cdiv(dim, unit);
+    const int64_t at = i * n_unit / n * unit;
+    return at < dim ? at : dim;
+}
+
+static int64_t tensor_rank_bytes(const tensor *t, kvs_weight_format format, int32_t tp, int32_t ep,
+                                 int32_t rank)
+{
+    int64_t copies = 1;
+    int32_t n = tp;
+    int32_t i = rank;
+    if (t->n_expert > 0) {
+        n = tp / ep;
+        i = rank % n;
+        const int64_t group = rank / n;
+        copies = (group + 1) * t->n_expert / ep - group * t->n_expert / ep;
+    }
+    int64_t r0 = 0;
+    int64_t r1 = t->out;
+    int64_t c0 = 0;
+    int64_t c1 = t->in;
+    if (t->split == SPLIT_OUT) {
+        r0 = share_begin(t->out, t->unit, n, i);
+        r1 = share_begin(t->out, t->unit, n, i + 1);
+    } else if (t->split == SPLIT_IN) {
+        c0 = share_begin(t->in, t->unit, n, i);
+        c1 = share_begin(t->in, t->unit, n, i + 1);
+    }
+    return copies * region_bytes(t->store, format, r0, r1, c0, c1);
+}
+
+int64_t weights_params(const geom *g, weights_part part)
+{
+    block b[N_BLOCK];
+    part_blocks(g, part, b);
+    int64_t sum = 0;
+    for (int i = 0; i < N_BLOCK; i++) {
+        tensor_list l = {.n = 0};
+        b[i].list(&l, g);
+        for (int32_t k = 0; k < l.n; k++) {
+            const tensor *t = &l.t[k];
+            if (t->store != STORE_F32) {
+                sum += b[i].n * t->out * t->in * (t->n_expert > 0 ? t->n_expert : 1);
+            }
+        }
+    }
+    return sum;
+}
+
+int64_t weights_rank_bytes(const geom *g, weights_part part, kvs_weight_format format, int32_t tp,
+                           int32_t ep, int32_t rank)
+{
+    block b[N_BLOCK];
+    part_blocks(g, part, b);
+    int64_t sum = 0;
+    for (int i = 0; i < N_BLOCK; i++) {
+        tensor_list l = {.n = 0};
+        b[i].list(&l, g);
+        for (int32_t k = 0; k < l.n; k++) {
+            sum += b[i].n * tensor_rank_bytes(&l.t[k], format, tp, ep, rank);
+        }
+    }
+    return sum;
+}
+
+int64_t weights_bytes(const geom *g, weights_part part, kvs_weight_format format)
+{
+    return weights_rank_bytes(g, part, format, 1, 1, 0);
+}
+
+int64_t weights_rank_bytes_max(const geom *g, weights_part part, kvs_weight_format format,
+                               int32_t tp, int32_t ep)
+{
+    int64_t most = 0;
+    for (int32_t r = 0; r < tp; r++) {
+        const int64_t bytes = weights_rank_bytes(g, part, format, tp, ep, r);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
