@@ -77,7 +77,7 @@ static inline kvs_plan_config kvs_plan_config_default(void)
 
 /* One reason why an engine would not start with these settings. */
 typedef struct kvs_plan_refusal {
-    char rule[32];    /* a stable name: "dcp-divides-tp"                                               */
+    char rule[32];    /* a stable name: "dcp_divides_tp"                                               */
     char value[64];   /* what was asked for: "tp 6, dcp 4"                                             */
     char why[160];    /* one sentence                                                                  */
     char nearest[96]; /* the nearest setting that passes this rule: "--dcp 2"; empty: none             */

@@ -5,6 +5,7 @@
 
 #include "base/err.h"
 
+/* clang-format off */
 static const geom k_preset[] = {
     {.name = "deepseek-v2-lite", .arch = "DeepseekV2ForCausalLM",
      .vocab = 102400, .hidden = 2048, .inter = 10944, .moe_inter = 1408, .n_layer = 27,
@@ -51,6 +52,7 @@ static const geom k_preset[] = {
      .n_expert = 256, .n_shared = 1, .router_bias = true, .n_mtp = 1, .max_ctx = 1048576,
      .stored = KVS_WEIGHT_FP8, .stored_as = "fp8"},
 };
+/* clang-format on */
 
 enum { N_PRESET = (int)(sizeof k_preset / sizeof *k_preset) };
 

@@ -245,7 +245,8 @@ static kvs_status read_indexer(geom *g, const arch *a, const json_t *root, kvs_e
     TRY(get_i32(root, "index_head_dim", 1, 4096, 0, &g->index_dim, err));
     TRY(get_i32(root, "index_topk", 1, 1 << 24, 0, &g->topk, err));
     if (g->q_lora == 0) {
-        return err_set(err, KVS_FORMAT, "config.json: q_lora_rank is missing: the indexer reads it");
+        return err_set(err, KVS_FORMAT,
+                       "config.json: q_lora_rank is missing: the indexer reads it");
     }
     return read_index_layers(g, root, err);
 }
@@ -261,8 +262,7 @@ static kvs_status read_quant(geom *g, const json_t *root, kvs_error *err)
     }
     const char *method = json_string_value(json_object_get(q, "quant_method"));
     if (method == NULL) {
-        return err_set(err, KVS_FORMAT,
-                       "config.json: quantization_config has no quant_method");
+        return err_set(err, KVS_FORMAT, "config.json: quantization_config has no quant_method");
     }
     const json_t *block = json_object_get(q, "weight_block_size");
     const bool fp8 = strcmp(method, "fp8") == 0 && json_array_size(block) == 2 &&
@@ -290,8 +290,8 @@ kvs_status geom_parse(geom *g, const char *name, const char *text, size_t n, kvs
     json_error_t why;
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &why);
     if (root == NULL) {
-        const kvs_status st = err_set(err, KVS_FORMAT, "config.json line %d: %s", why.line,
-                                      why.text);
+        const kvs_status st =
+            err_set(err, KVS_FORMAT, "config.json line %d: %s", why.line, why.text);
         err_at(err, why.position);
         return st;
     }

@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "engine/weights.h"
 #include "num/kvfmt.h"
-#include "shard/shard.h"
+#include "shard/topo.h"
 
 enum {
     PLAN_GPUS_MAX = 65536,
@@ -27,7 +27,6 @@ enum {
 #define PLAN_PAGES_MAX (INT64_C(0x80000000) / KVS_PAGE_TOKENS - 1) /* kvs_cache_config.n_page */
 
 static const int32_t k_dcp[] = {1, 2, 4, 8};
-static const int32_t k_interleave[] = {1, 2, 4, 8, 16, 32, 64};
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
@@ -66,18 +65,12 @@ kvs_status plan_check_config(const kvs_plan_config *cfg, kvs_error *err)
         const char *name;
         int64_t v, hi;
     } field[] = {
-        {"gpus", cfg->gpus, PLAN_GPUS_MAX},
-        {"mem", cfg->mem_bytes, INT64_C(1) << 50},
-        {"weights", cfg->weights, KVS_WEIGHT_FP8},
-        {"tp", cfg->tp, PLAN_GPUS_MAX},
-        {"dcp", cfg->dcp, PLAN_GPUS_MAX},
-        {"ep", cfg->ep, PLAN_GPUS_MAX},
-        {"interleave", cfg->interleave, 1 << 20},
-        {"kv", cfg->kv, KVS_KV_FP8_DS_MLA},
-        {"index-kv", cfg->index_kv, KVS_INDEX_F32},
-        {"ctx", cfg->ctx, INT64_C(1) << 40},
-        {"seqs", cfg->seqs, PLAN_SEQS_MAX},
-        {"mtp", cfg->mtp, 1 << 20},
+        {"gpus", cfg->gpus, PLAN_GPUS_MAX},         {"mem", cfg->mem_bytes, INT64_C(1) << 50},
+        {"weights", cfg->weights, KVS_WEIGHT_FP8},  {"tp", cfg->tp, PLAN_GPUS_MAX},
+        {"dcp", cfg->dcp, PLAN_GPUS_MAX},           {"ep", cfg->ep, PLAN_GPUS_MAX},
+        {"interleave", cfg->interleave, 1 << 20},   {"kv", cfg->kv, KVS_KV_FP8_DS_MLA},
+        {"index-kv", cfg->index_kv, KVS_INDEX_F32}, {"ctx", cfg->ctx, INT64_C(1) << 40},
+        {"seqs", cfg->seqs, PLAN_SEQS_MAX},         {"mtp", cfg->mtp, 1 << 20},
         {"chunk", cfg->chunk, PLAN_CHUNK_MAX},
     };
     for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
@@ -91,55 +84,55 @@ kvs_status plan_check_config(const kvs_plan_config *cfg, kvs_error *err)
     return KVS_OK;
 }
 
-/* The value of `ok` nearest to want in 1..hi, the lower one of two; 0 where there is none. */
+/* Whether a setting may be v, the others being what they are. */
 typedef bool (*accept_fn)(const kvs_plan *p, const geom *g, int32_t v);
 
+/* The accepted value in 1..hi nearest to want, the larger of two; 0 where there is none. */
 static int32_t nearest(const kvs_plan *p, const geom *g, accept_fn ok, int32_t want, int32_t hi)
 {
-    for (int32_t d = 0; d < hi; d++) {
-        if (want - d >= 1 && want - d <= hi && ok(p, g, want - d)) {
-            return want - d;
-        }
+    for (int32_t d = want > hi ? want - hi : 0; d < want || want + d <= hi; d++) {
         if (want + d <= hi && ok(p, g, want + d)) {
             return want + d;
         }
-        if (want - d < 1 && want + d > hi) {
-            break;
+        if (want - d >= 1 && ok(p, g, want - d)) {
+            return want - d;
         }
     }
-    return want > hi ? nearest(p, g, ok, hi, hi) : 0;
+    return 0;
+}
+
+static topo_config topo_of(const kvs_plan *p, const geom *g)
+{
+    return (topo_config){.tp = p->tp,
+                         .dcp = p->dcp,
+                         .interleave = p->interleave,
+                         .heads = g->n_head,
+                         .max_context = p->ctx > TOPO_MAX_CONTEXT ? 0 : p->ctx};
+}
+
+static bool topo_ok(const topo_config *c)
+{
+    topo_refusal list[TOPO_N_RULE];
+    return topo_check(c, list) == 0;
 }
 
 static bool tp_ok(const kvs_plan *p, const geom *g, int32_t v)
 {
-    return p->gpus % v == 0 && g->n_head % v == 0 && g->n_head / v <= KVS_MAX_HEADS;
+    topo_config c = topo_of(p, g);
+    c.tp = v;
+    return p->gpus % v == 0 && topo_ok(&c);
 }
 
 static bool dcp_ok(const kvs_plan *p, const geom *g, int32_t v)
 {
-    for (size_t i = 0; i < sizeof k_dcp / sizeof *k_dcp; i++) {
-        if (v == k_dcp[i]) {
-            return p->tp % v == 0 && (int64_t)g->n_head / p->tp * v <= KVS_MAX_HEADS;
-        }
-    }
-    return false;
+    topo_config c = topo_of(p, g);
+    c.dcp = v;
+    return topo_ok(&c);
 }
 
 static bool ep_ok(const kvs_plan *p, const geom *g, int32_t v)
 {
     return p->tp % v == 0 && g->n_expert % v == 0;
-}
-
-static bool interleave_ok(const kvs_plan *p, const geom *g, int32_t v)
-{
-    (void)p;
-    (void)g;
-    for (size_t i = 0; i < sizeof k_interleave / sizeof *k_interleave; i++) {
-        if (v == k_interleave[i]) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static void nearest_text(kvs_plan_refusal *r, const char *option, int32_t v)
@@ -149,57 +142,65 @@ static void nearest_text(kvs_plan_refusal *r, const char *option, int32_t v)
     }
 }
 
-static void resolve_tp(kvs_plan *p, const geom *g)
+/* Puts "dcp 4" into the setting it names. */
+static bool take_nearest(kvs_plan *p, const char *nearest)
 {
-    const int32_t tp = p->tp;
-    if (tp_ok(p, g, tp)) {
-        return;
+    const struct {
+        const char *name;
+        int32_t *v;
+    } field[] = {{"tp ", &p->tp}, {"dcp ", &p->dcp}, {"interleave ", &p->interleave}};
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
+        const size_t n = strlen(field[i].name);
+        if (strncmp(nearest, field[i].name, n) == 0) {
+            *field[i].v = (int32_t)strtol(nearest + n, NULL, 10);
+            return true;
+        }
     }
-    const int32_t near = nearest(p, g, tp_ok, tp, p->gpus);
-    if (p->gpus % tp != 0) {
-        kvs_plan_refusal *r = refuse(p, "tp-divides-gpus");
-        SET(r->value, "tp %d, gpus %d", tp, p->gpus);
-        SET(r->why, "the devices are cut into TP groups of equal size");
-        nearest_text(r, "tp", near);
-    }
-    if (g->n_head % tp != 0) {
-        kvs_plan_refusal *r = refuse(p, "tp-divides-heads");
-        SET(r->value, "tp %d, %d heads", tp, g->n_head);
-        SET(r->why, "every rank of a TP group holds the same number of attention heads");
-        nearest_text(r, "tp", near);
-    } else if (g->n_head / tp > KVS_MAX_HEADS) {
-        kvs_plan_refusal *r = refuse(p, "heads-per-call");
-        SET(r->value, "%d heads on %d ranks", g->n_head, tp);
-        SET(r->why, "a kernel takes at most %d heads", KVS_MAX_HEADS);
-        nearest_text(r, "tp", near);
-    }
-    p->tp = near > 0 ? near : 1;
+    return false;
 }
 
-static void resolve_dcp(kvs_plan *p, const geom *g)
+/* Ranks, interleave and heads by the rules of topo.h: the first refusal is noted and its nearest
+ * setting taken, until nothing is refused. */
+static void resolve_topo(kvs_plan *p, const geom *g)
 {
-    const int32_t dcp = p->dcp;
-    if (dcp_ok(p, g, dcp)) {
+    for (int round = 0; round < TOPO_N_RULE; round++) {
+        topo_refusal list[TOPO_N_RULE];
+        const topo_config c = topo_of(p, g);
+        if (topo_check(&c, list) == 0) {
+            return;
+        }
+        kvs_plan_refusal *r = refuse(p, list[0].rule);
+        SET(r->value, "%s", list[0].value);
+        SET(r->why, "%s", list[0].why);
+        if (!take_nearest(p, list[0].nearest)) {
+            break;
+        }
+        SET(r->nearest, "--%s", list[0].nearest);
+    }
+    p->dcp = 1;
+    p->interleave = 1;
+    p->tp = (g->n_head + KVS_MAX_HEADS - 1) / KVS_MAX_HEADS;
+    while (g->n_head % p->tp != 0) {
+        p->tp++;
+    }
+}
+
+static void resolve_gpus(kvs_plan *p, const geom *g)
+{
+    if (p->gpus % p->tp == 0) {
         return;
     }
-    const int32_t near = nearest(p, g, dcp_ok, dcp, KVS_MAX_RANKS);
-    kvs_plan_refusal *r = NULL;
-    if (dcp != 1 && dcp != 2 && dcp != 4 && dcp != 8) {
-        r = refuse(p, "dcp-size");
-        SET(r->value, "dcp %d", dcp);
-        SET(r->why, "only 1, 2, 4 and 8 ranks give the same bits as one");
-    } else if (p->tp % dcp != 0) {
-        r = refuse(p, "dcp-divides-tp");
-        SET(r->value, "dcp %d, tp %d", dcp, p->tp);
-        SET(r->why, "DCP groups are consecutive runs of ranks of the TP group");
-    } else {
-        r = refuse(p, "heads-per-group");
-        SET(r->value, "dcp %d, tp %d, %d heads", dcp, p->tp, g->n_head);
-        SET(r->why, "a rank attends for the heads of its whole DCP group, at most %d",
-            KVS_MAX_HEADS);
+    kvs_plan_refusal *r = refuse(p, "tp_divides_gpus");
+    SET(r->value, "tp %d, gpus %d", p->tp, p->gpus);
+    SET(r->why, "the devices are cut into TP groups of equal size");
+    const int32_t near = nearest(p, g, tp_ok, p->tp, p->gpus);
+    if (near > 0) {
+        SET(r->nearest, "--tp %d", near);
+        p->tp = near;
+        return;
     }
-    nearest_text(r, "dcp", near);
-    p->dcp = near > 0 ? near : 1;
+    p->gpus = (p->gpus / p->tp + 1) * p->tp;
+    SET(r->nearest, "--gpus %d", p->gpus);
 }
 
 static void resolve_ep(kvs_plan *p, const geom *g)
@@ -210,7 +211,7 @@ static void resolve_ep(kvs_plan *p, const geom *g)
     }
     const int32_t near = nearest(p, g, ep_ok, ep, p->tp);
     const bool divides = p->tp % ep == 0;
-    kvs_plan_refusal *r = refuse(p, divides ? "ep-divides-experts" : "ep-divides-tp");
+    kvs_plan_refusal *r = refuse(p, divides ? "ep_divides_experts" : "ep_divides_tp");
     if (divides) {
         SET(r->value, "ep %d, %d experts", ep, g->n_expert);
         SET(r->why, "every EP rank holds the same number of experts");
@@ -222,39 +223,25 @@ static void resolve_ep(kvs_plan *p, const geom *g)
     p->ep = near > 0 ? near : 1;
 }
 
-static void resolve_interleave(kvs_plan *p, const geom *g)
-{
-    if (interleave_ok(p, g, p->interleave)) {
-        return;
-    }
-    const int32_t near = nearest(p, g, interleave_ok, p->interleave, KVS_PAGE_TOKENS);
-    kvs_plan_refusal *r = refuse(p, "interleave-divides-page");
-    SET(r->value, "interleave %d", p->interleave);
-    SET(r->why, "a page of %d tokens holds whole runs of interleave tokens", KVS_PAGE_TOKENS);
-    nearest_text(r, "interleave", near);
-    p->interleave = near > 0 ? near : 1;
-}
-
 /* What the kernels are made for; no setting changes it. */
 static void check_geometry(kvs_plan *p, const geom *g)
 {
     if (g->kv_lora != KVS_LATENT_DIM || g->rope != KVS_ROPE_DIM) {
-        kvs_plan_refusal *r = refuse(p, "latent-dims");
+        kvs_plan_refusal *r = refuse(p, "latent_dims");
         SET(r->value, "kv_lora_rank %d, qk_rope_head_dim %d", g->kv_lora, g->rope);
-        SET(r->why, "a cache row holds %d latent and %d rope values", KVS_LATENT_DIM,
-            KVS_ROPE_DIM);
+        SET(r->why, "a cache row holds %d latent and %d rope values", KVS_LATENT_DIM, KVS_ROPE_DIM);
     }
     if (g->n_index_head == 0) {
         return;
     }
     if (g->index_dim != KVS_INDEX_DIM || g->n_index_head > PLAN_INDEX_HEADS_MAX) {
-        kvs_plan_refusal *r = refuse(p, "index-dims");
+        kvs_plan_refusal *r = refuse(p, "index_dims");
         SET(r->value, "%d index heads of %d", g->n_index_head, g->index_dim);
         SET(r->why, "index keys have %d values, and there are at most %d index heads",
             KVS_INDEX_DIM, PLAN_INDEX_HEADS_MAX);
     }
     if (g->topk > KVS_MAX_TOPK) {
-        kvs_plan_refusal *r = refuse(p, "index-topk");
+        kvs_plan_refusal *r = refuse(p, "index_topk");
         SET(r->value, "index_topk %d", g->topk);
         SET(r->why, "a selection holds at most %d tokens", KVS_MAX_TOPK);
     }
@@ -266,7 +253,7 @@ static void resolve_formats(kvs_plan *p, const geom *g)
     kv_layout l = {.kv = p->kv, .index = p->index_kv, .hadamard = 0};
     kvs_error why;
     if (kv_layout_resolve(dsa, &l, &why) < 0) {
-        kvs_plan_refusal *r = refuse(p, "kv-format");
+        kvs_plan_refusal *r = refuse(p, "kv_format");
         SET(r->value, "kv %s, index-kv %s", kv_fmt_name(p->kv), index_fmt_name(p->index_kv));
         SET(r->why, "%s", why.text);
         l.index = KVS_INDEX_AUTO; /* every row format has a default; fp8 with an indexer has none */
@@ -282,7 +269,7 @@ static void resolve_formats(kvs_plan *p, const geom *g)
         p->weights = g->stored;
     }
     if (p->weights == KVS_WEIGHT_AUTO) {
-        kvs_plan_refusal *r = refuse(p, "weight-format");
+        kvs_plan_refusal *r = refuse(p, "weight_format");
         SET(r->value, "%s", g->stored_as);
         SET(r->why, "this library reads bf16 weights and fp8 weights in blocks of 128 x 128");
         SET(r->nearest, "--weights fp8");
@@ -293,13 +280,13 @@ static void resolve_formats(kvs_plan *p, const geom *g)
 static void resolve_mtp(kvs_plan *p, const geom *g)
 {
     if (p->mtp > 0 && g->n_mtp == 0) {
-        kvs_plan_refusal *r = refuse(p, "mtp-layers");
+        kvs_plan_refusal *r = refuse(p, "mtp_layers");
         SET(r->value, "mtp %d", p->mtp);
         SET(r->why, "%s has no draft layer", p->model);
         SET(r->nearest, "--mtp 0");
         p->mtp = 0;
     } else if (p->mtp > PLAN_MTP_MAX) {
-        kvs_plan_refusal *r = refuse(p, "mtp-range");
+        kvs_plan_refusal *r = refuse(p, "mtp_range");
         SET(r->value, "mtp %d", p->mtp);
         SET(r->why, "a step verifies at most %d draft tokens", PLAN_MTP_MAX);
         SET(r->nearest, "--mtp %d", PLAN_MTP_MAX);
@@ -310,7 +297,7 @@ static void resolve_mtp(kvs_plan *p, const geom *g)
 static void resolve_ctx(kvs_plan *p, const geom *g)
 {
     if (p->ctx > g->max_ctx) {
-        kvs_plan_refusal *r = refuse(p, "ctx-model");
+        kvs_plan_refusal *r = refuse(p, "ctx_model");
         SET(r->value, "ctx %" PRId64, p->ctx);
         SET(r->why, "%s was made for at most %" PRId64 " tokens", p->model, g->max_ctx);
         SET(r->nearest, "--ctx %" PRId64, g->max_ctx);
@@ -354,8 +341,8 @@ static void size_token(kvs_plan *p, const geom *g)
     p->token_index = g->n_index_layer * p->index_token_bytes;
     p->token_draft = n_draft * (p->row_bytes + p->index_token_bytes);
     p->token_bytes = p->token_latent + p->token_index + p->token_draft;
-    p->page_bytes = g->n_layer * page + g->n_index_layer * index_page +
-                    n_draft * (page + index_page);
+    p->page_bytes =
+        g->n_layer * page + g->n_index_layer * index_page + n_draft * (page + index_page);
 }
 
 static void size_rank(kvs_plan *p, const geom *g)
@@ -365,8 +352,7 @@ static void size_rank(kvs_plan *p, const geom *g)
     p->weight_mtp =
         p->mtp > 0 ? weights_rank_bytes_max(g, WEIGHTS_MTP, p->weights, p->tp, p->ep) : 0;
     p->workspace_bytes = plan_workspace_bytes(&s);
-    const int64_t left =
-        p->usable_bytes - p->weight_bytes - p->weight_mtp - p->workspace_bytes;
+    const int64_t left = p->usable_bytes - p->weight_bytes - p->weight_mtp - p->workspace_bytes;
     p->cache_bytes = left > 0 ? left : 0;
     p->n_page = p->cache_bytes / p->page_bytes;
     if (p->n_page > PLAN_PAGES_MAX) {
@@ -439,7 +425,7 @@ static bool enough_ranks(const kvs_plan *p, const geom *g, kvs_plan *t)
 
 static void refuse_weights(kvs_plan *p, const geom *g, bool ep_given)
 {
-    kvs_plan_refusal *r = refuse(p, "weights-fit");
+    kvs_plan_refusal *r = refuse(p, "weights_fit");
     const double need = (double)(p->weight_bytes + p->weight_mtp + p->workspace_bytes);
     SET(r->value, "%.2f GB on a rank, %.2f GB usable", need / 1e9, (double)p->usable_bytes / 1e9);
     SET(r->why, "weights and workspaces must leave room for cache pages");
@@ -464,7 +450,7 @@ static void refuse_weights(kvs_plan *p, const geom *g, bool ep_given)
 
 static void refuse_cache(kvs_plan *p, const geom *g)
 {
-    kvs_plan_refusal *r = refuse(p, "cache-fit");
+    kvs_plan_refusal *r = refuse(p, "cache_fit");
     SET(r->value, "%d x %" PRId64 " tokens", p->seqs, p->ctx);
     SET(r->why, "a DCP group of %d ranks holds %" PRId64 " tokens in pages of %" PRId64, p->dcp,
         p->tokens_total, shard_span(shard_of(p)));
@@ -483,7 +469,7 @@ static void refuse_cache(kvs_plan *p, const geom *g)
     const size_t n = strlen(r->nearest);
     char *to = r->nearest + n;
     const size_t room = sizeof r->nearest - n;
-    const char *or = n > 0 ? ", or " : "";
+    const char * or = n > 0 ? ", or " : "";
     const int64_t width = shard_table_width(shard_of(p), p->ctx);
     if (p->longest_ctx_seqs > 0) {
         text_set(to, room, "%s--ctx %" PRId64, or, p->longest_ctx_seqs);
@@ -537,19 +523,18 @@ void plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg)
     describe(p, g);
     take_settings(p, g, cfg);
     check_geometry(p, g);
-    resolve_tp(p, g);
-    resolve_dcp(p, g);
+    resolve_topo(p, g);
+    resolve_gpus(p, g);
     p->ep = cfg->ep > 0 ? cfg->ep : p->tp;
     if (g->n_expert > 0) {
         resolve_ep(p, g);
     }
-    resolve_interleave(p, g);
     resolve_formats(p, g);
     resolve_mtp(p, g);
     resolve_ctx(p, g);
 
-    p->checkpoint_bytes = weights_bytes(g, WEIGHTS_MAIN, p->weights) +
-                          weights_bytes(g, WEIGHTS_MTP, p->weights);
+    p->checkpoint_bytes =
+        weights_bytes(g, WEIGHTS_MAIN, p->weights) + weights_bytes(g, WEIGHTS_MTP, p->weights);
     size_token(p, g);
     size_rank(p, g);
     size_fit(p, g);

@@ -48,11 +48,19 @@ static void add_split(tensor_list *l, int64_t out, int64_t in, split by, int64_t
 static void add_ffn(tensor_list *l, int64_t hidden, int64_t inter, int32_t n_expert)
 {
     for (int i = 0; i < 2; i++) {
-        add(l, (tensor){.out = inter, .in = hidden, .unit = BLOCK, .store = STORE_QUANT,
-                        .split = SPLIT_OUT, .n_expert = n_expert});
+        add(l, (tensor){.out = inter,
+                        .in = hidden,
+                        .unit = BLOCK,
+                        .store = STORE_QUANT,
+                        .split = SPLIT_OUT,
+                        .n_expert = n_expert});
     }
-    add(l, (tensor){.out = hidden, .in = inter, .unit = BLOCK, .store = STORE_QUANT,
-                    .split = SPLIT_IN, .n_expert = n_expert});
+    add(l, (tensor){.out = hidden,
+                    .in = inter,
+                    .unit = BLOCK,
+                    .store = STORE_QUANT,
+                    .split = SPLIT_IN,
+                    .n_expert = n_expert});
 }
 
 static void list_top(tensor_list *l, const geom *g)

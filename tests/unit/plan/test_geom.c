@@ -113,9 +113,9 @@ static void index_layers_come_from_the_list_then_from_frequency_then_are_all(voi
 static void dense_layers_come_from_either_key_and_must_agree(void **state)
 {
     (void)state;
-    const char *base = "{" V32_ARCH "," V32_DIMS "," V32_INDEX
-                       ",\"n_routed_experts\":8,\"n_shared_experts\":1,"
-                       "\"moe_intermediate_size\":256,\"num_hidden_layers_\":0%s}";
+    const char *base =
+        "{" V32_ARCH "," V32_DIMS "," V32_INDEX ",\"n_routed_experts\":8,\"n_shared_experts\":1,"
+        "\"moe_intermediate_size\":256,\"num_hidden_layers_\":0%s}";
     char types[61 * 10 + 64] = "";
     for (int i = 0; i < 61; i++) {
         strcat(types, i > 0 ? "," : "");

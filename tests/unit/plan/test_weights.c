@@ -72,11 +72,28 @@ static void fp8_bytes_are_those_of_the_repository(void **state)
 /* Small, with every kind of layer; no dimension is a multiple of 128 where it need not be. */
 static geom tiny(void)
 {
-    return (geom){.name = "tiny", .vocab = 301, .hidden = 192, .inter = 330, .moe_inter = 270,
-                  .n_layer = 5, .n_dense = 2, .n_head = 8, .q_lora = 96, .kv_lora = 80,
-                  .nope = 24, .rope = 8, .v_dim = 40, .n_index_head = 4, .index_dim = 32,
-                  .topk = 16, .n_index_layer = 3, .n_expert = 6, .n_shared = 1,
-                  .router_bias = true, .n_mtp = 1, .max_ctx = 1000};
+    return (geom){.name = "tiny",
+                  .vocab = 301,
+                  .hidden = 192,
+                  .inter = 330,
+                  .moe_inter = 270,
+                  .n_layer = 5,
+                  .n_dense = 2,
+                  .n_head = 8,
+                  .q_lora = 96,
+                  .kv_lora = 80,
+                  .nope = 24,
+                  .rope = 8,
+                  .v_dim = 40,
+                  .n_index_head = 4,
+                  .index_dim = 32,
+                  .topk = 16,
+                  .n_index_layer = 3,
+                  .n_expert = 6,
+                  .n_shared = 1,
+                  .router_bias = true,
+                  .n_mtp = 1,
+                  .max_ctx = 1000};
 }
 
 typedef struct walk {
@@ -221,8 +238,8 @@ static void check_ranks(const geom *g)
                 assert_int_equal(mtp_bytes, walk_mtp(g, format, cut[i].tp, cut[i].ep, r));
                 most = main_bytes > most ? main_bytes : most;
             }
-            assert_int_equal(
-                weights_rank_bytes_max(g, WEIGHTS_MAIN, format, cut[i].tp, cut[i].ep), most);
+            assert_int_equal(weights_rank_bytes_max(g, WEIGHTS_MAIN, format, cut[i].tp, cut[i].ep),
+                             most);
         }
     }
 }
