@@ -1,0 +1,12 @@
+/* kvspan/kvspan.h - every public header. */
+#ifndef KVSPAN_KVSPAN_H
+#define KVSPAN_KVSPAN_H
+
+#include "kvspan/comm.h"
+#include "kvspan/config.h"
+#include "kvspan/dcp.h"
+#include "kvspan/log.h"
+#include "kvspan/status.h"
+#include "kvspan/version.h"
+
+#endif
