@@ -53,7 +53,7 @@ kvs_status kvs_comm_open_threads(kvs_comm **out, int32_t n, const kvs_comm_confi
     if (out == NULL) {
         return no_out(err);
     }
-    for (int32_t r = 0; r < n && r < COMM_MAX_THREADS; r++) {
+    for (int32_t r = 0; r < n && n <= COMM_MAX_THREADS; r++) {
         out[r] = NULL;
     }
     comm_config c;

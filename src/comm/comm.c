@@ -187,7 +187,7 @@ void comm_head_text(char *buf, size_t cap, const comm_head *h)
     if (h->op == COMM_OP_BROADCAST) {
         snprintf(buf, cap, "%s of %llu bytes from rank %d (call %llu)", comm_op_name(h->op), bytes,
                  h->root, number);
-    } else if (h->op == COMM_OP_BARRIER || h->op == COMM_OP_SPLIT) {
+    } else if (bytes == 0 && (h->op == COMM_OP_BARRIER || h->op == COMM_OP_SPLIT)) {
         snprintf(buf, cap, "%s (call %llu)", comm_op_name(h->op), number);
     } else {
         snprintf(buf, cap, "%s of %llu bytes (call %llu)", comm_op_name(h->op), bytes, number);
@@ -369,14 +369,16 @@ static comm_record *call_record(comm *c)
 
 kvs_status comm_call_exchange(comm *c, bool first, kvs_error *err)
 {
-    TRY(c->transport->exchange(c, &call_record(c)->head, first, err));
-    for (int32_t p = 0; p < c->size; p++) {
+    const comm_head *head = &call_record(c)->head;
+    const kvs_status st = c->fault != NULL ? comm_fault_exchange(c, head, first, err)
+                                           : c->transport->exchange(c, head, first, err);
+    for (int32_t p = 0; p < c->size && st == KVS_OK; p++) {
         if (p != c->rank) {
             c->sent += c->out[p].bytes;
             c->received += c->in[p].bytes;
         }
     }
-    return KVS_OK;
+    return st;
 }
 
 kvs_status comm_call_end(comm *c, kvs_status st, kvs_error *err)
@@ -387,7 +389,10 @@ kvs_status comm_call_end(comm *c, kvs_status st, kvs_error *err)
     comm_record *r = call_record(c);
     r->t_end = clock_ns();
     r->st = st;
-    if (st >= 0) {
+    if (st == KVS_IDLE) {
+        return KVS_OK;
+    }
+    if (st == KVS_OK) {
         c->stats.n_call[r->head.op]++;
         c->stats.bytes_sent[r->head.op] += c->sent;
         c->stats.bytes_received[r->head.op] += c->received;
@@ -425,7 +430,7 @@ kvs_status comm_all_gather(comm *c, const void *send, void *recv, size_t bytes, 
         c->in[p] = (comm_in){bytes > 0 ? dst + (size_t)p * bytes : NULL, bytes};
     }
     const kvs_status st = comm_call_exchange(c, true, err);
-    if (st >= 0 && bytes > 0 && send != dst + (size_t)c->rank * bytes) {
+    if (st == KVS_OK && bytes > 0 && send != dst + (size_t)c->rank * bytes) {
         memcpy(dst + (size_t)c->rank * bytes, send, bytes);
     }
     return comm_call_end(c, st, err);
@@ -454,7 +459,7 @@ kvs_status comm_all_to_all(comm *c, const void *send, void *recv, size_t bytes, 
         c->in[p] = (comm_in){dst + (size_t)p * bytes, bytes};
     }
     const kvs_status st = comm_call_exchange(c, true, err);
-    if (st >= 0 && bytes > 0) {
+    if (st == KVS_OK && bytes > 0) {
         memcpy(dst + (size_t)c->rank * bytes, src + (size_t)c->rank * bytes, bytes);
     }
     return comm_call_end(c, st, err);
@@ -484,7 +489,7 @@ kvs_status comm_reduce_scatter(comm *c, const float *send, float *recv, size_t n
         c->in[p] = (comm_in){NULL, n * sizeof(float)};
     }
     const kvs_status st = comm_call_exchange(c, true, err);
-    if (st >= 0 && n > 0) {
+    if (st == KVS_OK && n > 0) {
         sum_views(c, recv, send + (size_t)c->rank * n, n);
     }
     return comm_call_end(c, st, err);
@@ -519,7 +524,7 @@ kvs_status comm_all_reduce(comm *c, float *buf, size_t n, kvs_error *err)
     TRY(comm_call_begin(c, op, n * sizeof(float), 0, err));
     all_reduce_segments(c, buf, n, true);
     kvs_status st = comm_call_exchange(c, true, err);
-    if (st >= 0) {
+    if (st == KVS_OK) {
         const size_t own = comm_block(n, c->size, c->rank);
         if (own > 0) {
             float *mine = buf + comm_block_begin(n, c->size, c->rank);

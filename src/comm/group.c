@@ -94,14 +94,16 @@ static kvs_status split_run(comm *c, split_ask ask, int32_t *members, comm **out
                             split_answer *refused, int32_t *who, kvs_error *err)
 {
     memcpy(c->meta + (size_t)c->rank * sizeof ask, &ask, sizeof ask);
-    TRY(gather_meta(c, sizeof ask, true, err));
-
+    kvs_status st = gather_meta(c, sizeof ask, true, err);
+    if (st != KVS_OK) {
+        return st;
+    }
     comm_plan plan;
     comm *child = NULL;
     split_answer mine = {0};
     mine.st = make_child(c, members, &plan, &child, &mine.token, NULL);
     memcpy(c->meta + (size_t)c->rank * sizeof mine, &mine, sizeof mine);
-    const kvs_status st = gather_meta(c, sizeof mine, false, err);
+    st = gather_meta(c, sizeof mine, false, err);
     const split_answer *answer = (const split_answer *)(const void *)c->meta;
     *who = st < 0 ? -1 : first_failed(c, answer);
     if (st < 0 || *who >= 0) {
@@ -133,7 +135,7 @@ kvs_status comm_split(comm *c, int32_t colour, int32_t key, comm **out, kvs_erro
         return err_set(err, (kvs_status)refused.st, "split: rank %d: %s", who,
                        kvs_status_text((kvs_status)refused.st));
     }
-    return KVS_OK;
+    return st;
 }
 
 /* ---- agreement ------------------------------------------------------------------------------- */

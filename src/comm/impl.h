@@ -130,7 +130,8 @@ static inline bool comm_head_equal(const comm_head *a, const comm_head *b)
 }
 
 /* The three steps of a call; the segments of an exchange are c->out and c->in, cleared by begin.
- * end returns the call's status: it counts, or turns KVS_PEER into the reason of the family. */
+ * exchange gives KVS_IDLE when a fault skips the call. end returns the call's status: it counts, or
+ * turns KVS_PEER into the reason of the family. */
 kvs_status comm_call_begin(comm *c, comm_op op, uint64_t bytes, int32_t root, kvs_error *err);
 kvs_status comm_call_exchange(comm *c, bool first, kvs_error *err);
 kvs_status comm_call_end(comm *c, kvs_status st, kvs_error *err);
@@ -142,6 +143,9 @@ void comm_head_text(char *buf, size_t cap, const comm_head *h);
 
 /* dst [n] = sum over the ranks' src[r] [n] in the fixed order; dst may equal one of them. */
 void comm_sum(float *dst, const float *const *src, int32_t n_rank, size_t n);
+
+/* The exchange of a rank with a fault: KVS_IDLE when it skips the call. */
+kvs_status comm_fault_exchange(comm *c, const comm_head *head, bool first, kvs_error *err);
 
 /* Frees c without telling anybody: an end that no peer has seen. */
 void comm_discard(comm *c);

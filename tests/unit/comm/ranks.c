@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <cmocka.h>
@@ -41,25 +42,39 @@ static void *thread_main(void *arg)
     start *s = arg;
     s->fn(&s->job);
     comm_close(s->job.c);
+    s->job.c = NULL;
     return NULL;
+}
+
+void ranks_collect(comm **ends, int32_t n, rank_fn fn, void *ctx, char *note)
+{
+    start starts[RANKS_MAX];
+    pthread_t threads[RANKS_MAX];
+    note[0] = '\0';
+    for (int32_t r = 0; r < n; r++) {
+        starts[r] = (start){.job = {.c = ends[r], .rank = r, .n = n, .ctx = ctx}, .fn = fn};
+        if (pthread_create(&threads[r], NULL, thread_main, &starts[r]) != 0) {
+            abort(); /* the threads so far wait for ever */
+        }
+    }
+    for (int32_t r = 0; r < n; r++) {
+        pthread_join(threads[r], NULL);
+    }
+    for (int32_t r = 0; r < n; r++) {
+        comm_close(starts[r].job.c); /* of a thread that ended inside a call */
+        if (note[0] == '\0') {
+            memcpy(note, starts[r].job.note, NOTE);
+        }
+    }
 }
 
 void ranks_run_on(comm **ends, int32_t n, rank_fn fn, void *ctx)
 {
-    static start starts[RANKS_MAX];
-    pthread_t threads[RANKS_MAX];
+    char note[NOTE];
     assert_in_range(n, 1, RANKS_MAX);
-    for (int32_t r = 0; r < n; r++) {
-        starts[r] = (start){.job = {.c = ends[r], .rank = r, .n = n, .ctx = ctx}, .fn = fn};
-        assert_int_equal(pthread_create(&threads[r], NULL, thread_main, &starts[r]), 0);
-    }
-    for (int32_t r = 0; r < n; r++) {
-        assert_int_equal(pthread_join(threads[r], NULL), 0);
-    }
-    for (int32_t r = 0; r < n; r++) {
-        if (starts[r].job.note[0] != '\0') {
-            fail_msg("%s", starts[r].job.note);
-        }
+    ranks_collect(ends, n, fn, ctx, note);
+    if (note[0] != '\0') {
+        fail_msg("%s", note);
     }
 }
 

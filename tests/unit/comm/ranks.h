@@ -10,24 +10,27 @@
 #include <stdint.h>
 #include "comm/comm.h"
 
+enum { RANKS_MAX = 16, NOTE = 400 };
+
 typedef struct rank_job {
     comm *c; /* closed by ranks_run unless the rank sets it to NULL */
     int32_t rank;
     int32_t n;
     void *ctx;
     kvs_error err;
-    char note[320]; /* the first failure; empty: fine */
+    char note[NOTE]; /* the first failure; empty: fine */
 } rank_job;
 
 typedef void (*rank_fn)(rank_job *job);
-
-enum { RANKS_MAX = 16 };
 
 /* Fails the test when a rank noted a failure. */
 void ranks_run(int32_t n, const comm_config *cfg, rank_fn fn, void *ctx);
 
 /* The same on ends that are open already; they are closed. */
 void ranks_run_on(comm **ends, int32_t n, rank_fn fn, void *ctx);
+
+/* The same from any thread: fills note [NOTE] instead of failing the test. */
+void ranks_collect(comm **ends, int32_t n, rank_fn fn, void *ctx, char *note);
 
 void rank_note(rank_job *job, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
@@ -48,13 +51,13 @@ void rank_note(rank_job *job, const char *file, int line, const char *fmt, ...)
         }                                                                                          \
     } while (0)
 
-/* The call returns `want` and its message holds `text`. */
-#define EXPECT_FAIL(job, call, want, text)                                                         \
+/* The call returns `want` and its message holds `words`. */
+#define EXPECT_FAIL(job, call, want, words)                                                        \
     do {                                                                                           \
         const kvs_status expect_st = (call);                                                       \
-        if (expect_st != (want) || !rank_says((job), (text))) {                                    \
+        if (expect_st != (want) || !rank_says((job), (words))) {                                   \
             rank_note((job), __FILE__, __LINE__, "%s gives %s \"%s\", not %s \"%s\"", #call,       \
-                      kvs_status_name(expect_st), (job)->err.text, #want, (text));                 \
+                      kvs_status_name(expect_st), (job)->err.text, #want, (words));                \
         }                                                                                          \
     } while (0)
 
