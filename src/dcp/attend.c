@@ -11,6 +11,7 @@
 #include "dcp/dcp.h"
 #include "kern/exp.h"
 #include "num/fmt.h"
+#include "num/kvfmt.h"
 
 uint64_t dcp_bytes_sent(const kvs_dcp *d)
 {
@@ -29,22 +30,22 @@ kvs_status dcp_check_cache(const kvs_dcp *d, const kvs_cache *c, int32_t layer, 
                        "cache is shard %d of %d (interleave %d), this rank is %d of %d (interleave %d)",
                        c->geom.rank, c->geom.n, c->geom.i, d->geom.rank, d->geom.n, d->geom.i);
     if (c->fmt != d->s.fmt)
-        return err_set(err, KVS_INVALID, "cache rows have format %d, the handle was opened with %d",
-                       c->fmt, d->s.fmt);
+        return err_set(err, KVS_INVALID, "cache rows are %s, the handle was opened for %s",
+                       kv_fmt_name(c->fmt), kv_fmt_name(d->s.fmt));
     if (c->n_page < d->plan.n_page)
         return err_set(err, KVS_INVALID, "the plan's tables point into %lld pages, the cache has %lld",
                        (long long)d->plan.n_page, (long long)c->n_page);
-    if (layer >= 0 && layer >= c->n_layer)
+    if (layer != DCP_NO_LAYER && (layer < 0 || layer >= c->n_layer))
         return err_set(err, KVS_INVALID, "layer %d: the cache has layers 0 to %d", layer,
                        c->n_layer - 1);
-    if (index_layer >= 0) {
-        if (index_layer >= c->n_index_layer)
+    if (index_layer != DCP_NO_LAYER) {
+        if (index_layer < 0 || index_layer >= c->n_index_layer)
             return err_set(err, KVS_INVALID, "index layer %d: the cache has %d index layers",
                            index_layer, c->n_index_layer);
         if (c->index_fmt != d->s.index_fmt)
             return err_set(err, KVS_INVALID,
-                           "index keys have format %d, the handle was opened with %d", c->index_fmt,
-                           d->s.index_fmt);
+                           "index keys are %s, the handle was opened for %s",
+                           index_fmt_name(c->index_fmt), index_fmt_name(d->s.index_fmt));
     }
     return KVS_OK;
 }
@@ -60,7 +61,7 @@ static kvs_status check_type(kvs_dtype type, const char *what, kvs_error *err)
 kvs_status dcp_write(kvs_dcp *d, kvs_cache *c, int32_t layer, const void *latent, const void *rope,
                      kvs_dtype type, kvs_error *err)
 {
-    TRY(dcp_check_cache(d, c, layer < 0 ? INT32_MAX : layer, -1, err));
+    TRY(dcp_check_cache(d, c, layer, DCP_NO_LAYER, err));
     TRY(check_type(type, "latent", err));
     if (d->plan.n_row > 0)
         cache_write(c, &d->kern, &d->queue, layer, latent, rope, type, d->plan.slot, d->plan.n_row);
@@ -70,7 +71,7 @@ kvs_status dcp_write(kvs_dcp *d, kvs_cache *c, int32_t layer, const void *latent
 kvs_status dcp_write_index(kvs_dcp *d, kvs_cache *c, int32_t index_layer, const void *key, kvs_dtype type,
                            kvs_error *err)
 {
-    TRY(dcp_check_cache(d, c, -1, index_layer < 0 ? INT32_MAX : index_layer, err));
+    TRY(dcp_check_cache(d, c, DCP_NO_LAYER, index_layer, err));
     TRY(check_type(type, "key", err));
     if (d->plan.n_row > 0)
         cache_write_index(c, &d->kern, &d->queue, index_layer, key, type, d->plan.slot,
@@ -342,7 +343,7 @@ static kvs_status check_attend(const kvs_dcp *d, const kvs_cache *c, int32_t lay
 {
     if (how != KVS_ATTEND_DENSE && how != KVS_ATTEND_SPARSE && how != KVS_ATTEND_CONTEXT)
         return err_set(err, KVS_INVALID, "attend %d: use DENSE 1, SPARSE 2 or CONTEXT 3", (int)how);
-    TRY(dcp_check_cache(d, c, layer < 0 ? INT32_MAX : layer, -1, err));
+    TRY(dcp_check_cache(d, c, layer, DCP_NO_LAYER, err));
     TRY(check_type(q_type, "q", err));
     if (how == KVS_ATTEND_SPARSE && d->sel.n_row != d->plan.n_row)
         return err_set(err, KVS_INVALID,

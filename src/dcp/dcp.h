@@ -22,7 +22,8 @@ enum {
     DCP_CHUNK_COLUMNS = 8192, /* (row, head) pairs of one exchange, at least one row                  */
     DCP_SCORE_COLUMNS = 8192, /* keys scored before the running top-k takes them in                    */
     DCP_SCORE_ROWS = 64,      /* rows scored together                                                  */
-    DCP_CONTEXT_BLOCK = 512   /* positions folded at a time by KVS_ATTEND_CONTEXT                      */
+    DCP_CONTEXT_BLOCK = 512,  /* positions folded at a time by KVS_ATTEND_CONTEXT                      */
+    DCP_NO_LAYER = INT32_MIN  /* to dcp_check_cache: no layer of this kind is meant                    */
 };
 
 /* The set-up with every default resolved. */

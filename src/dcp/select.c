@@ -216,7 +216,7 @@ kvs_status dcp_select(kvs_dcp *d, const kvs_cache *c, int32_t index_layer, const
         return err_set(err, KVS_INVALID,
                        "select on a handle opened with n_index_head %d, topk %d: both must be set",
                        d->s.n_index_head, d->s.topk);
-    TRY(dcp_check_cache(d, c, -1, index_layer < 0 ? INT32_MAX : index_layer, err));
+    TRY(dcp_check_cache(d, c, DCP_NO_LAYER, index_layer, err));
     if (type != KVS_DTYPE_F32 && type != KVS_DTYPE_BF16)
         return err_set(err, KVS_INVALID, "q type %d: use KVS_DTYPE_F32 or KVS_DTYPE_BF16", (int)type);
     d->sel.n_row = -1;
