@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "dcp/dcp.h"
 #include "dcp/workspace.h"
@@ -172,6 +173,13 @@ kvs_status dcp_open(kvs_dcp **out, const kvs_dcp_config *cfg, kvs_comm *world, k
     TRY_GOTO(comm_agree(world, st, &why), out);
     TRY_GOTO(handshake(d, cfg, world, &why), out);
     TRY_GOTO(comm_split(world, comm_rank(world) / d->s.dcp, comm_rank(world), &d->group, &why), out);
+    if (comm_rank(world) == 0) {
+        LOG(DEBUG, KERN, "kernels: %s", d->kernels);
+        if (d->s.exchange == KVS_EXCHANGE_AG_RS && d->s.dcp > 1)
+            LOG(WARN, DCP,
+                "exchange ag_rs: results equal those of other DCP sizes to tolerance, not to the bit; "
+                "use a2a for equal bits");
+    }
     *out = d;
     return KVS_OK;
 out:

@@ -479,17 +479,9 @@ static void make_tables(world *w)
     free(order);
 }
 
-void world_try(const scenario *s, outcome *o)
+static void outcome_init(const scenario *s, outcome *o)
 {
     memset(o, 0, sizeof *o);
-    world w;
-    memset(&w, 0, sizeof w);
-    w.s = s;
-    w.o = o;
-    w.running = -1;
-    pthread_mutex_init(&w.lock, NULL);
-    pthread_cond_init(&w.turn, NULL);
-    make_tables(&w);
     o->n_row = scenario_rows(s);
     o->n_head = s->n_head;
     o->topk = s->topk;
@@ -502,6 +494,33 @@ void world_try(const scenario *s, outcome *o)
     memset(o->lse, 0xFF, rows * (size_t)s->n_head * sizeof *o->lse);
     memset(o->ids, 0xFF, rows * ((size_t)s->topk + 1) * sizeof *o->ids);
     memset(o->count, 0xFF, rows * sizeof *o->count);
+}
+
+void world_rank(const scenario *s, kvs_comm *group, outcome *o)
+{
+    outcome_init(s, o);
+    world w;
+    memset(&w, 0, sizeof w);
+    w.s = s;
+    w.o = o;
+    make_tables(&w);
+    rank_ctx r = {&w, group, kvs_comm_rank(group)};
+    o->status[r.rank] = rank_run(&r, &o->error[r.rank]);
+    kvs_cache_free(w.cache[r.rank]);
+    free(w.table);
+}
+
+void world_try(const scenario *s, outcome *o)
+{
+    world w;
+    memset(&w, 0, sizeof w);
+    w.s = s;
+    w.o = o;
+    w.running = -1;
+    pthread_mutex_init(&w.lock, NULL);
+    pthread_cond_init(&w.turn, NULL);
+    make_tables(&w);
+    outcome_init(s, o);
     kvs_comm *end[WORLD_MAX_TP];
     kvs_error err;
     kvs_comm_config cc = kvs_comm_config_default();

@@ -42,7 +42,6 @@ typedef struct scenario {
     int32_t write_chunk;  /* rows per writing step; 0: all at once                                     */
     int32_t max_rows;     /* 0: as many as needed                                                      */
     const char *cpu;
-    float poison_nan;     /* 1: unused pages hold NaN                                                  */
 } scenario;
 
 typedef struct outcome {
@@ -63,6 +62,9 @@ int32_t scenario_rows(const scenario *s);
 void world_run(const scenario *s, outcome *o);
 /* The same without demanding success. */
 void world_try(const scenario *s, outcome *o);
+/* This caller's rank of a group that some other transport made: fills the heads of that rank in *o, and the
+ * selected sets on rank 0. The group stays open. */
+void world_rank(const scenario *s, kvs_comm *group, outcome *o);
 void outcome_fini(outcome *o);
 
 /* The data, for oracles: what is written and asked. */
