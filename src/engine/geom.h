@@ -1,8 +1,8 @@
 /* engine/geom.h - the geometry of a model: the numbers of its config.json that decide sizes.
  *
- * Filled from the table of known models or from a config.json. Only what sizes depend on is read: rope
- * settings, router kind and token ids are not. Every field has been checked against the limits stated
- * here, so that sums over a model stay far below 2^63. */
+ * Filled from the table of known models or from a config.json. Only what sizes depend on is
+ * read: rope settings, router kind and token ids are not. Every field has been checked against
+ * the limits stated here, so that sums over a model stay far below 2^63. */
 #ifndef ENGINE_GEOM_H
 #define ENGINE_GEOM_H
 

@@ -1,8 +1,8 @@
 /* engine/geom_json.c - a model's geometry from its config.json.
  *
- * Untrusted input: every key is checked for its type and the limits of geom.h before it is used, and
- * the message names the key and the value. `null` counts as absent. Keys that do not decide sizes are
- * not looked at. */
+ * Untrusted input: every key is checked for its type and the limits of geom.h before it is used,
+ * and the message names the key and the value. `null` counts as absent. Keys that do not decide
+ * sizes are not looked at. */
 #include "engine/geom.h"
 
 #include <inttypes.h>

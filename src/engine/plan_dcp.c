@@ -1,9 +1,10 @@
 /* engine/plan_dcp.c - what the attention layer sends and allocates, by the settings alone.
  *
  * Per layer and token a rank sends, to each of the N - 1 other ranks of its DCP group:
- *   its heads' queries (all-gather over heads); one merged partial of each of the other's heads with its
- *   LSE (a2a), or its share of a reduce-scatter with the LSE of all the group's heads (ag_rs); and in
- *   layers with an indexer its topk candidates, a score and an id each, with their count. */
+ *   its heads' queries (all-gather over heads); one merged partial of each of the other's heads
+ *   with its LSE (a2a), or its share of a reduce-scatter with the LSE of all the group's heads
+ *   (ag_rs); and in layers with an indexer its topk candidates, a score and an id each, with
+ *   their count. */
 #include "engine/plan.h"
 
 enum { SCORE_BYTES = 4, ID_BYTES = 4, COUNT_BYTES = 4, F32_BYTES = 4 };

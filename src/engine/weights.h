@@ -1,14 +1,15 @@
 /* engine/weights.h - the tensors of a model, and what they take: parameters and bytes, of the whole
  * checkpoint and of one rank.
  *
- * One inventory (weights.c) lists every tensor with its shape, how it is stored and how the ranks of a
- * TP group share it; every sum here walks it. Counted as parameters: all but scales and the router's
- * bias. The embedding and head that some checkpoints repeat in a draft layer are not counted.
+ * One inventory (weights.c) lists every tensor with its shape, how it is stored and how the
+ * ranks of a TP group share it; every sum here walks it. Counted as parameters: all but scales
+ * and the router's bias. The embedding and head that some checkpoints repeat in a draft layer
+ * are not counted.
  *
- * How ranks share a tensor. Rank r of tp takes units [r n / tp, (r + 1) n / tp) of the n units of a split
- * dimension: heads of q_b, kv_b and o; blocks of 128 of an FFN's inner dimension; rows of embedding
- * and head. Experts: rank r holds the experts of group r / (tp / ep), each split by r mod (tp / ep).
- * Everything else is on every rank. */
+ * How ranks share a tensor. Rank r of tp takes units [r n / tp, (r + 1) n / tp) of the n units
+ * of a split dimension: heads of q_b, kv_b and o; blocks of 128 of an FFN's inner dimension;
+ * rows of embedding and head. Experts: rank r holds the experts of group r / (tp / ep), each
+ * split by r mod (tp / ep). Everything else is on every rank. */
 #ifndef ENGINE_WEIGHTS_H
 #define ENGINE_WEIGHTS_H
 

@@ -1,5 +1,5 @@
-/* Reading config.json: the public models give the presets' geometry, in both styles that files come in;
- * whatever is missing, mistyped, out of range or unknown is refused by name. */
+/* Reading config.json: the public models give the presets' geometry, in both styles that files
+ * come in; whatever is missing, mistyped, out of range or unknown is refused by name. */
 #include "unit/unit.h"
 
 #include <sys/stat.h>

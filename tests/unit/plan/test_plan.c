@@ -311,7 +311,7 @@ static void a_cache_that_is_too_small_names_the_dcp_size_that_holds(void **state
     assert_non_null(refusal(&q, "cache_fit"));
 }
 
-/* Puts the options of a nearest setting ("--gpus 16 --tp 16", "--dcp 2, or --ctx 5": the first) in. */
+/* Puts the (first) options of a nearest setting in: "--gpus 16 --tp 16", "--dcp 2, or --ctx 5". */
 static void apply(kvs_plan_config *c, const char *nearest)
 {
     char text[96];

@@ -102,8 +102,8 @@ typedef struct walk {
     int64_t bytes;
 } walk;
 
-/* Adds what rank w->rank holds of a tensor [out, in]. by: 'n' on every rank, 'o' rows split, 'i' columns
- * split, in units of `unit`; 'O', 'I': the same inside an expert, of which there are n. */
+/* Adds what rank w->rank holds of a tensor [out, in]. by: 'n' on every rank, 'o' rows split, 'i'
+ * columns split, in units of `unit`; 'O', 'I': the same inside an expert, of which there are n. */
 static void visit(walk *w, int out, int in, char by, int unit, int n, bool quant)
 {
     const bool expert = by == 'O' || by == 'I';
