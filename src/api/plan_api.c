@@ -32,7 +32,9 @@ kvs_status kvs_plan_make(kvs_plan *out, const kvs_plan_config *cfg, kvs_error *e
     geom g;
     TRY(c.preset != NULL ? geom_find(&g, c.preset, err) : geom_read(&g, c.model_dir, err));
     kvs_plan p = kvs_plan_empty();
-    plan_make(&p, &g, &c);
+    kern_table kern;
+    TRY(plan_kernels(&kern, err));
+    TRY(plan_make(&p, &g, &c, &kern, err));
     p.struct_size = out->struct_size;
     memcpy(out, &p, smaller(out->struct_size, sizeof p));
     return KVS_OK;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "dcp/dcp.h"
 #include "engine/weights.h"
 #include "num/kvfmt.h"
 #include "shard/topo.h"
@@ -25,8 +26,6 @@ enum {
 #define PLAN_MEM_BYTES INT64_C(141000000000)
 #define PLAN_UTIL      0.92
 #define PLAN_PAGES_MAX (INT64_C(0x80000000) / KVS_PAGE_TOKENS - 1) /* kvs_cache_config.n_page */
-
-static const int32_t k_dcp[] = {1, 2, 4, 8};
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
@@ -314,8 +313,9 @@ static plan_shape shape_of(const kvs_plan *p)
         .tp = p->tp,
         .dcp = p->dcp,
         .n_head = p->n_head,
-        .n_index_head = p->n_index_head,
-        .topk = p->topk,
+        .n_index_head =
+            p->n_index_head < PLAN_INDEX_HEADS_MAX ? p->n_index_head : PLAN_INDEX_HEADS_MAX,
+        .topk = p->topk < KVS_MAX_TOPK ? p->topk : KVS_MAX_TOPK,
         .kv = p->kv,
         .index_kv = p->index_kv,
         .max_rows = row > p->chunk ? row : p->chunk,
@@ -345,19 +345,21 @@ static void size_token(kvs_plan *p, const geom *g)
         g->n_layer * page + g->n_index_layer * index_page + n_draft * (page + index_page);
 }
 
-static void size_rank(kvs_plan *p, const geom *g)
+/* What a rank needs and how many pages are left. */
+static kvs_status size_rank(kvs_plan *p, const geom *g, const kern_table *kern, kvs_error *err)
 {
     const plan_shape s = shape_of(p);
     p->weight_bytes = weights_rank_bytes_max(g, WEIGHTS_MAIN, p->weights, p->tp, p->ep);
     p->weight_mtp =
         p->mtp > 0 ? weights_rank_bytes_max(g, WEIGHTS_MTP, p->weights, p->tp, p->ep) : 0;
-    p->workspace_bytes = plan_workspace_bytes(&s);
+    TRY(plan_workspace_bytes(&s, kern, &p->workspace_bytes, err));
     const int64_t left = p->usable_bytes - p->weight_bytes - p->weight_mtp - p->workspace_bytes;
     p->cache_bytes = left > 0 ? left : 0;
     p->n_page = p->cache_bytes / p->page_bytes;
     if (p->n_page > PLAN_PAGES_MAX) {
         p->n_page = PLAN_PAGES_MAX;
     }
+    return KVS_OK;
 }
 
 static int64_t capped(int64_t n_page, int64_t span, int64_t max_ctx)
@@ -404,8 +406,9 @@ static void size_exchange(kvs_plan *p)
 /* ---- what does not fit ----------------------------------------------------------------------- */
 
 /* The smallest multiple of tp by a power of two on which the weights leave room for a page, with
- * experts spread over as many ranks as may be: fills t's gpus, tp and ep. */
-static bool enough_ranks(const kvs_plan *p, const geom *g, kvs_plan *t)
+ * experts spread over as many ranks as may be: fills t's gpus, tp and ep. t->gpus 0: none. */
+static kvs_status enough_ranks(const kvs_plan *p, const geom *g, const kern_table *kern,
+                               kvs_plan *t, kvs_error *err)
 {
     *t = *p;
     for (int32_t k = p->tp * 2; k <= g->n_head; k *= 2) {
@@ -415,69 +418,85 @@ static bool enough_ranks(const kvs_plan *p, const geom *g, kvs_plan *t)
         if (!tp_ok(t, g, k)) {
             continue;
         }
-        size_rank(t, g);
+        TRY(size_rank(t, g, kern, err));
         if (weights_fit(t)) {
-            return true;
+            return KVS_OK;
         }
     }
-    return false;
+    t->gpus = 0;
+    return KVS_OK;
 }
 
-static void refuse_weights(kvs_plan *p, const geom *g, bool ep_given)
+static kvs_status refuse_weights(kvs_plan *p, const geom *g, const kern_table *kern, bool ep_given,
+                                 kvs_error *err)
 {
     kvs_plan_refusal *r = refuse(p, "weights_fit");
     const double need = (double)(p->weight_bytes + p->weight_mtp + p->workspace_bytes);
     SET(r->value, "%.2f GB on a rank, %.2f GB usable", need / 1e9, (double)p->usable_bytes / 1e9);
     SET(r->why, "weights and workspaces must leave room for cache pages");
+    kvs_plan t = *p;
     if (p->weights == KVS_WEIGHT_BF16 && g->stored == KVS_WEIGHT_FP8) {
-        kvs_plan t = *p;
         t.weights = KVS_WEIGHT_FP8;
-        size_rank(&t, g);
+        TRY(size_rank(&t, g, kern, err));
         if (weights_fit(&t)) {
             SET(r->nearest, "--weights fp8");
-            return;
+            return KVS_OK;
         }
     }
-    kvs_plan t;
-    if (enough_ranks(p, g, &t)) {
-        if (t.ep == t.tp && !ep_given) {
-            SET(r->nearest, "--gpus %d --tp %d", t.gpus, t.tp);
-        } else {
-            SET(r->nearest, "--gpus %d --tp %d --ep %d", t.gpus, t.tp, t.ep);
-        }
+    TRY(enough_ranks(p, g, kern, &t, err));
+    if (t.gpus > 0) {
+        SET(r->nearest, "--gpus %d --tp %d", t.gpus, t.tp);
     }
+    if (t.gpus > 0 && (t.ep != t.tp || ep_given)) {
+        const size_t n = strlen(r->nearest);
+        text_set(r->nearest + n, sizeof r->nearest - n, " --ep %d", t.ep);
+    }
+    return KVS_OK;
 }
 
-static void refuse_cache(kvs_plan *p, const geom *g)
+/* The smallest larger DCP size whose pages hold the sequences; 0: none. */
+static kvs_status enough_dcp(const kvs_plan *p, const geom *g, const kern_table *kern, int32_t *dcp,
+                             kvs_error *err)
+{
+    *dcp = 0;
+    for (int32_t n = p->dcp * 2; n <= KVS_MAX_RANKS; n *= 2) {
+        kvs_plan t = *p;
+        if (!dcp_ok(&t, g, n)) {
+            continue;
+        }
+        t.dcp = n;
+        TRY(size_rank(&t, g, kern, err));
+        if (cache_fits(&t)) {
+            *dcp = n;
+            return KVS_OK;
+        }
+    }
+    return KVS_OK;
+}
+
+static kvs_status refuse_cache(kvs_plan *p, const geom *g, const kern_table *kern, kvs_error *err)
 {
     kvs_plan_refusal *r = refuse(p, "cache_fit");
     SET(r->value, "%d x %" PRId64 " tokens", p->seqs, p->ctx);
     SET(r->why, "a DCP group of %d ranks holds %" PRId64 " tokens in pages of %" PRId64, p->dcp,
         p->tokens_total, shard_span(shard_of(p)));
-    for (size_t i = 0; i < sizeof k_dcp / sizeof *k_dcp; i++) {
-        kvs_plan t = *p;
-        t.dcp = k_dcp[i];
-        if (k_dcp[i] <= p->dcp || !dcp_ok(&t, g, t.dcp)) {
-            continue;
-        }
-        size_rank(&t, g);
-        if (cache_fits(&t)) {
-            SET(r->nearest, "--dcp %d", t.dcp);
-            break;
-        }
+    int32_t dcp = 0;
+    TRY(enough_dcp(p, g, kern, &dcp, err));
+    if (dcp > 0) {
+        SET(r->nearest, "--dcp %d, or ", dcp);
     }
     const size_t n = strlen(r->nearest);
     char *to = r->nearest + n;
     const size_t room = sizeof r->nearest - n;
-    const char * or = n > 0 ? ", or " : "";
     const int64_t width = shard_table_width(shard_of(p), p->ctx);
     if (p->longest_ctx_seqs > 0) {
-        text_set(to, room, "%s--ctx %" PRId64, or, p->longest_ctx_seqs);
+        text_set(to, room, "--ctx %" PRId64, p->longest_ctx_seqs);
     } else if (width <= p->n_page) {
-        text_set(to, room, "%s--seqs %" PRId64, or, p->n_page / width);
+        text_set(to, room, "--seqs %" PRId64, p->n_page / width);
     } else {
-        text_set(to, room, "%s--seqs 1 --ctx %" PRId64, or, p->longest_ctx);
+        text_set(to, room, "--seqs 1 --ctx %" PRId64, p->longest_ctx);
     }
+    return KVS_OK;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -515,7 +534,15 @@ static void take_settings(kvs_plan *p, const geom *g, const kvs_plan_config *cfg
     p->chunk = cfg->chunk > 0 ? cfg->chunk : PLAN_CHUNK;
 }
 
-void plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg)
+kvs_status plan_kernels(kern_table *kern, kvs_error *err)
+{
+    uint32_t features = 0;
+    TRY(dcp_features(NULL, &features, err));
+    return kern_init(kern, features, NULL, err);
+}
+
+kvs_status plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg, const kern_table *kern,
+                     kvs_error *err)
 {
     const size_t struct_size = p->struct_size;
     memset(p, 0, sizeof *p);
@@ -536,12 +563,11 @@ void plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg)
     p->checkpoint_bytes =
         weights_bytes(g, WEIGHTS_MAIN, p->weights) + weights_bytes(g, WEIGHTS_MTP, p->weights);
     size_token(p, g);
-    size_rank(p, g);
+    TRY(size_rank(p, g, kern, err));
     size_fit(p, g);
     size_exchange(p);
     if (!weights_fit(p)) {
-        refuse_weights(p, g, cfg->ep > 0);
-    } else if (!cache_fits(p)) {
-        refuse_cache(p, g);
+        return refuse_weights(p, g, kern, cfg->ep > 0, err);
     }
+    return cache_fits(p) ? KVS_OK : refuse_cache(p, g, kern, err);
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "engine/geom.h"
+#include "kern/kern.h"
 #include "kvspan/plan.h"
 
 /* What the attention layer is opened with: the part of a plan that its buffers depend on. */
@@ -26,14 +27,20 @@ typedef struct plan_shape {
     int32_t interleave;
 } plan_shape;
 
-/* Bytes of the workspaces that the attention layer of one rank allocates. */
-int64_t plan_workspace_bytes(const plan_shape *s);
+/* Bytes of the workspaces that the attention layer of one rank allocates with those kernels. */
+kvs_status plan_workspace_bytes(const plan_shape *s, const kern_table *kern, int64_t *bytes,
+                                kvs_error *err);
 
 /* What one rank sends in one layer of a step of n_row tokens. */
 kvs_plan_exchange plan_exchange(const plan_shape *s, kvs_exchange how, int32_t n_row);
 
-/* As kvs_plan_make, for a geometry and a config whose ranges have been checked. */
-void plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg);
+/* As kvs_plan_make, for a geometry and a config whose ranges have been checked. Workspaces are
+ * those of the kernels in `kern`. */
+kvs_status plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg, const kern_table *kern,
+                     kvs_error *err);
+
+/* The kernels that this machine would choose. */
+kvs_status plan_kernels(kern_table *kern, kvs_error *err);
 
 /* Ranges of the config's fields; KVS_INVALID names the field. */
 kvs_status plan_check_config(const kvs_plan_config *cfg, kvs_error *err);

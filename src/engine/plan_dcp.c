@@ -3,15 +3,27 @@
  * Per layer and token a rank sends, to each of the N - 1 other ranks of its DCP group:
  *   its heads' queries (all-gather over heads); one merged partial of each of the other's heads
  *   with its LSE (a2a), or its share of a reduce-scatter with the LSE of all the group's heads
- *   (ag_rs); and in layers with an indexer its topk candidates, a score and an id each, with
- *   their count. */
+ *   (ag_rs); and in layers with an indexer its candidates, a score and an id each, with their
+ *   count. A rank brings topk candidates, or as many as its shard holds.
+ * Workspaces are what dcp_open allocates for the same set-up. */
 #include "engine/plan.h"
+
+#include "base/err.h"
+#include "dcp/dcp.h"
 
 enum { SCORE_BYTES = 4, ID_BYTES = 4, COUNT_BYTES = 4, F32_BYTES = 4 };
 
 static int64_t q_elem_bytes(const plan_shape *s)
 {
     return s->kv == KVS_KV_F32 ? 4 : 2;
+}
+
+/* Candidates of one rank for a row at the end of a sequence of max_len tokens. */
+static int64_t candidates(const plan_shape *s)
+{
+    const shard_geom g = {.n = s->dcp, .i = s->interleave, .rank = 0};
+    const int64_t most = shard_len_max(g, s->max_len);
+    return most < s->topk ? most : s->topk;
 }
 
 kvs_plan_exchange plan_exchange(const plan_shape *s, kvs_exchange how, int32_t n_row)
@@ -23,18 +35,31 @@ kvs_plan_exchange plan_exchange(const plan_shape *s, kvs_exchange how, int32_t n
     x.partial = n_row * heads * KVS_LATENT_DIM * F32_BYTES * peers;
     x.lse = n_row * heads * F32_BYTES * peers * (how == KVS_EXCHANGE_AG_RS ? s->dcp : 1);
     if (s->topk > 0) {
-        x.selection = n_row * (s->topk * (SCORE_BYTES + ID_BYTES) + COUNT_BYTES) * peers;
+        x.selection = n_row * (candidates(s) * (SCORE_BYTES + ID_BYTES) + COUNT_BYTES) * peers;
     }
     return x;
 }
 
-int64_t plan_workspace_bytes(const plan_shape *s)
+kvs_status plan_workspace_bytes(const plan_shape *s, const kern_table *kern, int64_t *bytes,
+                                kvs_error *err)
 {
-    const int64_t rows = s->max_rows;
-    const int64_t heads = (int64_t)s->n_head / s->tp * s->dcp;
-    const int64_t q = rows * heads * KVS_ROW_DIM * q_elem_bytes(s);
-    const int64_t partial = rows * heads * (KVS_LATENT_DIM + 1) * F32_BYTES;
-    const int64_t candidates = rows * s->topk * (SCORE_BYTES + ID_BYTES) * (s->dcp + 1);
-    const int64_t slots = rows * s->topk * ID_BYTES;
-    return q + 2 * partial + candidates + slots;
+    kvs_dcp_config c = kvs_dcp_config_default();
+    c.tp = s->tp;
+    c.dcp = s->dcp;
+    c.interleave = s->interleave;
+    c.n_head = s->n_head;
+    c.n_index_head = s->n_index_head;
+    c.topk = s->topk;
+    c.softmax_scale = 1.0f;
+    c.kv = s->kv;
+    c.index_kv = s->index_kv;
+    c.max_rows = s->max_rows;
+    c.max_reqs = s->max_reqs;
+    c.max_len = s->max_len;
+    dcp_setup setup;
+    TRY(dcp_setup_resolve(&setup, &c, s->tp, err));
+    dcp_workspace w;
+    TRY(dcp_workspace_bytes(&setup, kern, &w, err));
+    *bytes = w.total;
+    return KVS_OK;
 }

@@ -189,7 +189,7 @@ static void exchange_bytes_follow_from_shapes(void **state)
     c.dcp = 4;
     c.seqs = 3;
     c.mtp = 1;
-    c.ctx = 1000;
+    c.ctx = 100000;
     const kvs_plan p = made(&c);
     /* 6 rows, 16 heads on a rank, 3 peers */
     assert_int_equal(p.n_row, 6);
@@ -201,6 +201,9 @@ static void exchange_bytes_follow_from_shapes(void **state)
     assert_int_equal(p.ag_rs.partial, p.a2a.partial);
     assert_int_equal(p.ag_rs.lse, 6 * 64 * 4 * 3);
     assert_int_equal(p.a2a_step, 61 * (p.a2a.q + p.a2a.partial + p.a2a.lse) + 61 * p.a2a.selection);
+    /* a shard of 250 tokens has no more candidates to bring */
+    c.ctx = 1000;
+    assert_int_equal(made(&c).a2a.selection, 6 * (250 * 8 + 4) * 3);
 
     c.preset = "glm-5.2"; /* selects in 21 of 78 layers */
     const kvs_plan g = made(&c);
