@@ -26,6 +26,7 @@ enum { KNOB_BENCH = 1, KNOB_CHECK = 2, KNOB_PLAN = 4, KNOB_ALL = 7 };
 typedef struct knob {
     const char *name;
     const char *alias;   /* a second name, or NULL                                  */
+    char letter;         /* a one-letter form, or NUL                               */
     const char *arg;     /* what the value is called in the help; NULL for a flag   */
     const char *choices; /* "a|b|c", or NULL                                        */
     const char *def;     /* default, as it would be written; NULL: none             */

@@ -172,15 +172,45 @@ static size_t long_options(const kvs_options *o, struct option opts[2 * MAX_ROW 
     return n;
 }
 
+/* ":hm:": letters of the rows that have one, a colon behind those that take a value. */
+static void short_options(const kvs_options *o, char letters[2 * MAX_ROW + 3])
+{
+    *letters++ = ':';
+    *letters++ = 'h';
+    for (int32_t i = 0; i < o->n_row; i++) {
+        const knob *k = o->row[i].k;
+        if (k->letter != '\0') {
+            *letters++ = k->letter;
+            if (k->kind != KNOB_FLAG) {
+                *letters++ = ':';
+            }
+        }
+    }
+    *letters = '\0';
+}
+
+/* The row of a letter, as long_options numbers them; 0 where there is none. */
+static int letter_row(const kvs_options *o, int letter)
+{
+    for (int32_t i = 0; i < o->n_row; i++) {
+        if (letter != 0 && o->row[i].k->letter == letter) {
+            return 256 + (int)i;
+        }
+    }
+    return 0;
+}
+
 static kvs_status read_line(kvs_options *o, const char *command, int argc, char **argv,
                             kvs_error *err)
 {
     struct option opts[2 * MAX_ROW + 2];
+    char letters[2 * MAX_ROW + 3];
     long_options(o, opts);
+    short_options(o, letters);
     optind = 0; /* glibc: start over */
     opterr = 0;
     for (;;) {
-        const int c = getopt_long(argc, argv, ":h", opts, NULL);
+        int c = getopt_long(argc, argv, letters, opts, NULL);
         if (c == -1) {
             return KVS_OK;
         }
@@ -188,6 +218,8 @@ static kvs_status read_line(kvs_options *o, const char *command, int argc, char 
             o->help = true;
             return KVS_OK;
         }
+        const int row = letter_row(o, c);
+        c = row != 0 ? row : c;
         if (c >= 256) {
             option_value *v = &o->row[c - 256];
             char what[64];
@@ -195,6 +227,10 @@ static kvs_status read_line(kvs_options *o, const char *command, int argc, char 
             TRY(value_set(v, what, v->k->kind == KNOB_FLAG ? "1" : optarg,
                           KVS_OPTION_COMMAND_LINE, err));
             continue;
+        }
+        const int missing = c == ':' ? letter_row(o, optopt) : 0;
+        if (missing != 0) {
+            return err_set(err, KVS_INVALID, "-%c needs a value", optopt);
         }
         if (optopt >= 256 && optopt != OPT_HELP) {
             const char *name = o->row[optopt - 256].k->name;
@@ -377,7 +413,11 @@ size_t kvs_options_help(const char *command, char *buf, size_t cap)
         char left[80];
         char range[160] = "";
         char var[64];
-        snprintf(left, sizeof left, "--%s %s", k->name, k->arg != NULL ? k->arg : "");
+        char letter[8] = "";
+        if (k->letter != '\0') {
+            snprintf(letter, sizeof letter, "-%c, ", k->letter);
+        }
+        snprintf(left, sizeof left, "%s--%s %s", letter, k->name, k->arg != NULL ? k->arg : "");
         if (k->kind != KNOB_FLAG && k->kind != KNOB_TEXT) {
             knob_range(k, range, sizeof range);
         }

@@ -205,6 +205,21 @@ static void sizes_have_units(void **state)
     setlocale(LC_ALL, "C");
 }
 
+static void letters_stand_for_their_options(void **state)
+{
+    (void)state;
+    static const char *const forms[][2] = {{"-m", "a/b"}, {"-ma/b", "x"}, {"--model=a/b", "x"}};
+    for (size_t i = 0; i < UNIT_COUNT(forms); i++) {
+        kvs_options *o = NULL;
+        assert_int_equal(PARSE(&o, NULL, "plan", forms[i][0], forms[i][1], "--seqs", "3"), KVS_OK);
+        assert_string_equal(kvs_options_text(o, "model", 0), "a/b");
+        assert_int_equal(kvs_options_source(o, "model"), KVS_OPTION_COMMAND_LINE);
+        assert_int_equal(kvs_options_int(o, "seqs", 0), 3);
+        assert_int_equal(kvs_options_n_arg(o), i == 0 ? 0 : 1);
+        kvs_options_free(o);
+    }
+}
+
 static void refusals_say_what_would_work(void **state)
 {
     (void)state;
@@ -212,9 +227,12 @@ static void refusals_say_what_would_work(void **state)
         const char *command, *a, *b;
         const char *says[2];
     } c[] = {
-        {"plan", "--dcp", "3", {"--dcp \"3\"", "one of 1, 2, 4, 8"}},
-        {"plan", "--dcp", "0", {"--dcp \"0\"", "one of 1, 2, 4, 8"}},
-        {"plan", "--dcp", "1|2", {"--dcp", "one of"}},
+        {"bench", "--interleave", "3", {"--interleave \"3\"", "one of 1, 2, 4, 8, 16, 32, 64"}},
+        {"bench", "--interleave", "0", {"--interleave \"0\"", "one of 1, 2, 4, 8"}},
+        {"bench", "--interleave", "1|2", {"--interleave", "one of"}},
+        {"plan", "--dcp", "0", {"--dcp \"0\"", "1..65536"}},
+        {"plan", "x", "-m", {"-m", "needs a value"}},
+        {"check", "-m", "x", {"no option -m for check", "kvspan check --help"}},
         {"bench", "--dcp", "9", {"--dcp \"9\"", "1..8"}},
         {"bench", "--dcp", "1,,2", {"--dcp \"\"", "1..8"}},
         {"bench", "--len", "12x", {"--len \"12x\"", "0..2147483647"}},
@@ -280,7 +298,7 @@ static void help_lists_every_option_of_the_command(void **state)
             char word[80];
             char var[64];
             char env[80];
-            snprintf(word, sizeof word, "  --%s ", k->name);
+            snprintf(word, sizeof word, " --%s ", k->name);
             snprintf(env, sizeof env, "%s\n", knob_env_name(k, var, sizeof var));
             if ((k->commands & knob_command(commands[c])) != 0) {
                 assert_non_null(strstr(text, word));
@@ -301,8 +319,11 @@ static void help_lists_every_option_of_the_command(void **state)
     assert_int_equal(kvs_options_help("serve", NULL, 0), 0);
     static char text[20000];
     kvs_options_help("plan", text, sizeof text);
-    assert_non_null(strstr(text, "one of 1, 2, 4, 8; default 1; KVS_DCP\n"));
-    assert_non_null(strstr(text, "default the DCP size; KVS_TP\n"));
+    assert_non_null(strstr(text, "1..65536; default 1; KVS_DCP\n"));
+    assert_non_null(strstr(text, "default the number of devices; KVS_TP\n"));
+    assert_non_null(strstr(text, "  -m, --model DIR "));
+    kvs_options_help("bench", text, sizeof text);
+    assert_non_null(strstr(text, "one of 1, 2, 4, 8, 16, 32, 64; default 1; KVS_INTERLEAVE\n"));
 
     setenv("KVS_SEED", "rubbish", 1);
     kvs_options *o = NULL;
@@ -356,6 +377,7 @@ int main(void)
         cmocka_unit_test_setup(every_kind_has_its_getter, clean_environment),
         cmocka_unit_test_setup(flags_read_words_from_variables, clean_environment),
         cmocka_unit_test_setup(sizes_have_units, clean_environment),
+        cmocka_unit_test_setup(letters_stand_for_their_options, clean_environment),
         cmocka_unit_test_setup(refusals_say_what_would_work, clean_environment),
         cmocka_unit_test_setup(help_lists_every_option_of_the_command, clean_environment),
         cmocka_unit_test_setup(variables_serve_library_code, clean_environment),
