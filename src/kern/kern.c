@@ -10,13 +10,21 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/err.h"
 #include "kern/ref/ref.h"
+#include "kern/x86/index_x86.h"
 
 static const kern_variant g_variants[] = {
 #define KERN_REF_VARIANT(op) {KERN_OP_##op, "ref", 0, ref_apply_##op},
     KERN_OP_LIST(KERN_REF_VARIANT)
 #undef KERN_REF_VARIANT
+#ifdef __x86_64__
+    {KERN_OP_topk, "avx2", CPU_NEED_AVX2, topk_apply_avx2},
+    {KERN_OP_topk, "avx512", CPU_NEED_AVX512, topk_apply_avx512},
+    {KERN_OP_topk_merge, "avx2", CPU_NEED_AVX2, topk_merge_apply_avx2},
+    {KERN_OP_topk_merge, "avx512", CPU_NEED_AVX512, topk_merge_apply_avx512},
+#endif
 };
 
 enum { N_VARIANT = sizeof g_variants / sizeof *g_variants };

@@ -1,0 +1,470 @@
+/* index_probe.c - speed of the index and cache kernels beside the ceilings of the machine it runs on.
+ *
+ *     index_probe [roof] [score] [topk] [merge] [write] [quick]
+ *
+ * Every variant that the machine can run is measured on pools of at least 1 GiB (64 MiB with `quick`)
+ * that are rotated, so that data comes from memory, and its results are checked against the reference
+ * on a sample. Times are medians; a ceiling is the best that was seen. `share` is of the ceiling named
+ * in the row. Ends with 1 where a result is wrong. */
+#include <immintrin.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "base/rng.h"
+#include "dev/dev.h"
+#include "kern/kern.h"
+#include "num/kvfmt.h"
+
+enum { MAX_SAMPLE = 4096 };
+
+static size_t g_pool_bytes = (size_t)1 << 30;
+static int g_n_wrong;
+static pool *g_pool;
+static int g_n_thread;
+
+static void *map(size_t bytes)
+{
+    kvs_error err;
+    void *p = mem_map_pages(bytes, 1, &err);
+    if (p == NULL) {
+        fprintf(stderr, "index_probe: %s\n", err.text);
+        exit(2);
+    }
+    return p;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+static void wrong(const char *what)
+{
+    printf("  WRONG: %s\n", what);
+    g_n_wrong++;
+}
+
+/* Fast, seeded, roughly normal. */
+static uint64_t g_lcg = 88172645463325252u;
+
+static uint64_t draw(void)
+{
+    g_lcg ^= g_lcg << 13;
+    g_lcg ^= g_lcg >> 7;
+    g_lcg ^= g_lcg << 17;
+    return g_lcg;
+}
+
+static float draw_normal(void)
+{
+    const uint64_t u = draw();
+    const int32_t s = (int32_t)(u & 0xFFFF) + (int32_t)(u >> 16 & 0xFFFF) +
+                      (int32_t)(u >> 32 & 0xFFFF) + (int32_t)(u >> 48);
+    return ((float)(s - 131070) + (float)(draw() >> 40) * 0x1p-24f) * 2.6e-5f;
+}
+
+/* ---- ceilings ------------------------------------------------------------------------------------- */
+
+static volatile float g_sink;
+
+__attribute__((target("avx2,fma"))) static float read_bytes(const float *p, int64_t n)
+{
+    __m256 s[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
+                   _mm256_setzero_ps()};
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        for (int j = 0; j < 4; j++) {
+            s[j] = _mm256_or_ps(s[j], _mm256_loadu_ps(p + i + j * 8));
+        }
+    }
+    float out[8];
+    _mm256_storeu_ps(out, _mm256_or_ps(_mm256_or_ps(s[0], s[1]), _mm256_or_ps(s[2], s[3])));
+    for (; i < n; i++) {
+        out[0] += p[i];
+    }
+    return out[0];
+}
+
+__attribute__((target("avx2,fma"))) static float peak_fma_256(int64_t n)
+{
+    __m256 a[12];
+    const __m256 x = _mm256_set1_ps(0.999f);
+    for (int i = 0; i < 12; i++) {
+        a[i] = _mm256_set1_ps((float)i);
+    }
+    for (int64_t k = 0; k < n; k++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) {
+            a[i] = _mm256_fmadd_ps(a[i], x, x);
+        }
+    }
+    float out[8];
+    for (int i = 1; i < 12; i++) {
+        a[0] = _mm256_add_ps(a[0], a[i]);
+    }
+    _mm256_storeu_ps(out, a[0]);
+    return out[0];
+}
+
+__attribute__((target("avx512f"))) static float peak_fma_512(int64_t n)
+{
+    __m512 a[16];
+    const __m512 x = _mm512_set1_ps(0.999f);
+    for (int i = 0; i < 16; i++) {
+        a[i] = _mm512_set1_ps((float)i);
+    }
+    for (int64_t k = 0; k < n; k++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            a[i] = _mm512_fmadd_ps(a[i], x, x);
+        }
+    }
+    for (int i = 1; i < 16; i++) {
+        a[0] = _mm512_add_ps(a[0], a[i]);
+    }
+    return _mm512_reduce_add_ps(a[0]);
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static float peak_dot_512(int64_t n)
+{
+    __m512 a[16];
+    const __m512i w = _mm512_set1_epi32(0x3C003C00);
+    for (int i = 0; i < 16; i++) {
+        a[i] = _mm512_set1_ps((float)i);
+    }
+    for (int64_t k = 0; k < n; k++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            a[i] = _mm512_dpbf16_ps(a[i], (__m512bh)w, (__m512bh)w);
+        }
+    }
+    for (int i = 1; i < 16; i++) {
+        a[0] = _mm512_add_ps(a[0], a[i]);
+    }
+    return _mm512_reduce_add_ps(a[0]);
+}
+
+typedef struct peak_job {
+    float (*fn)(int64_t n);
+    int64_t n;
+} peak_job;
+
+static void peak_task(void *ctx, int64_t i, int worker)
+{
+    const peak_job *j = ctx;
+    (void)i;
+    (void)worker;
+    g_sink = j->fn(j->n);
+}
+
+/* GFLOP/s with n_thread threads at once; flops per call of fn(1). */
+static double peak_rate(float (*fn)(int64_t), double flops, int n_thread)
+{
+    peak_job j = {fn, 2000000};
+    double best = 0.0;
+    for (int r = 0; r < 8; r++) {
+        const int64_t t0 = clock_ns();
+        pool_run(n_thread > 1 ? g_pool : NULL, peak_task, &j, n_thread);
+        const double rate = flops * (double)j.n * n_thread / (double)(clock_ns() - t0);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+static double g_peak_fma[2]; /* GFLOP/s of the widest f32 FMA: one thread, all          */
+static double g_peak_fma256[2];
+static double g_peak_dot[2]; /* of the bf16 dot product                                */
+static double g_read[2];     /* GB/s                                                   */
+static double g_copy[2];     /* GB/s, read + written                                   */
+
+typedef struct copy_job {
+    char *p;
+    size_t bytes; /* of one task */
+    bool copy;
+} copy_job;
+
+static void copy_task(void *ctx, int64_t i, int worker)
+{
+    const copy_job *j = ctx;
+    (void)worker;
+    if (j->copy) {
+        memcpy(j->p + (size_t)i * j->bytes, j->p + (size_t)i * j->bytes + j->bytes / 2, j->bytes / 2);
+    } else {
+        g_sink = read_bytes((const float *)(void *)(j->p + (size_t)i * j->bytes),
+                            (int64_t)(j->bytes / sizeof(float)));
+    }
+}
+
+static double copy_rate(char *p, bool copy, bool all)
+{
+    const copy_job j = {p, (size_t)8 << 20, copy};
+    double best = 0.0;
+    for (int r = 0; r < 6; r++) {
+        const int64_t t0 = clock_ns();
+        pool_run(all ? g_pool : NULL, copy_task, (void *)&j, (int64_t)(g_pool_bytes / j.bytes));
+        const double rate = (double)g_pool_bytes / (double)(clock_ns() - t0);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+static void measure_roof(char *p)
+{
+    const uint32_t have = cpu_features();
+    for (int all = 0; all < 2; all++) {
+        const int n = all ? g_n_thread : 1;
+        g_peak_fma256[all] = peak_rate(peak_fma_256, 12 * 16, n);
+        g_peak_fma[all] = g_peak_fma256[all];
+        if (cpu_has(have, CPU_NEED_AVX512)) {
+            g_peak_fma[all] = peak_rate(peak_fma_512, 16 * 32, n);
+        }
+        if (cpu_has(have, CPU_NEED_AVX512BF16)) {
+            g_peak_dot[all] = peak_rate(peak_dot_512, 16 * 64, n);
+        }
+        g_read[all] = copy_rate(p, false, all != 0);
+        g_copy[all] = copy_rate(p, true, all != 0);
+        printf("roof, %d thread(s): f32 FMA 256-bit %.1f, widest %.1f, bf16 dot %.1f GFLOP/s; "
+               "read %.2f, copy (read + written) %.2f GB/s\n",
+               n, g_peak_fma256[all], g_peak_fma[all], g_peak_dot[all], g_read[all], g_copy[all]);
+    }
+}
+
+/* ---- topk ----------------------------------------------------------------------------------------- */
+
+static const char *const g_pattern[] = {"random",   "all equal", "ascending",  "descending",
+                                        "5 values", "period 16", "period 4096", "few ones, zeros",
+                                        "rising block", "all -inf"};
+enum { N_PATTERN = sizeof g_pattern / sizeof *g_pattern };
+
+static void fill_row(float *v, int64_t n, int pattern)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const float x = draw_normal();
+        const float up = (float)i / (float)n;
+        const float make[N_PATTERN] = {x,
+                                       1.5f,
+                                       up,
+                                       -up,
+                                       (float)(draw() % 5),
+                                       i % 16 == 3 ? 10.0f + x : x,
+                                       (float)(i % 4096) + x * 0.01f,
+                                       draw() % 97 == 0 ? 1.0f : 0.0f,
+                                       i >= n / 2 && i < n / 2 + 9000 ? 9.0f + (float)i * 1e-4f : x,
+                                       -INFINITY};
+        v[i] = make[pattern];
+    }
+}
+
+typedef struct topk_bufs {
+    int32_t *id;
+    float *score;
+    int32_t count;
+    void *scratch;
+} topk_bufs;
+
+static topk_args topk_case(const float *row, int64_t n, int32_t k, topk_bufs *b, int32_t *n_col)
+{
+    *n_col = (int32_t)n;
+    b->count = 0;
+    const topk_args a = {.n_row = 1,
+                         .k = k,
+                         .score = row,
+                         .score_stride = n,
+                         .n_col = n_col,
+                         .list_id = b->id,
+                         .list_score = b->score,
+                         .list_count = &b->count};
+    return a;
+}
+
+static void check_topk(const kern_table *t, const float *row, int64_t n, int32_t k, topk_bufs *b)
+{
+    kern_table ref;
+    int32_t n_col = 0;
+    kern_init(&ref, 0, NULL, NULL);
+    topk_args a = topk_case(row, n, k, b, &n_col);
+    a.scratch = b->scratch;
+    t->topk(&a, NULL);
+    const int32_t count = b->count;
+    int32_t *id = malloc((size_t)k * sizeof *id);
+    memcpy(id, b->id, (size_t)k * sizeof *id);
+    void *scratch = malloc(ref.topk_scratch(&a, NULL));
+    a = topk_case(row, n, k, b, &n_col);
+    a.scratch = scratch;
+    ref.topk(&a, NULL);
+    if (count != b->count || memcmp(id, b->id, (size_t)count * sizeof *id) != 0) {
+        wrong("topk");
+    }
+    free(scratch);
+    free(id);
+}
+
+/* One variant over rows of n scores that tile the pool: median time as a multiple of a plain read. */
+static void time_topk(const kern_table *t, const char *name, float *pool_rows, int64_t n, int32_t k,
+                      int pattern)
+{
+    const int64_t n_row = (int64_t)(g_pool_bytes / sizeof(float)) / n;
+    const int64_t n_fresh = n_row < 24 ? n_row : 24;
+    topk_bufs b;
+    b.id = malloc((size_t)k * sizeof *b.id);
+    b.score = malloc((size_t)k * sizeof *b.score);
+    int32_t n_col = 0;
+    topk_args a = topk_case(pool_rows, n, k, &b, &n_col);
+    b.scratch = mem_alloc(t->topk_scratch(&a, NULL), 0);
+    memset(b.scratch, 0, t->topk_scratch(&a, NULL));
+    check_topk(t, pool_rows + (n_fresh - 1) * n, n, k, &b);
+    static double read_us[MAX_SAMPLE];
+    static double topk_us[MAX_SAMPLE];
+    const int64_t reps = n_row / 2 < 400 ? n_row / 2 : 400;
+    for (int64_t i = 0; i < reps; i++) {
+        const float *cold = pool_rows + (2 * i) % n_row * n;
+        const int64_t t0 = clock_ns();
+        g_sink = read_bytes(cold, n);
+        const int64_t t1 = clock_ns();
+        a = topk_case(pool_rows + (2 * i + 1) % n_row * n, n, k, &b, &n_col);
+        a.scratch = b.scratch;
+        const int64_t t2 = clock_ns();
+        t->topk(&a, NULL);
+        const int64_t t3 = clock_ns();
+        read_us[i] = (double)(t1 - t0) * 1e-3;
+        topk_us[i] = (double)(t3 - t2) * 1e-3;
+    }
+    const double r = median(read_us, (int)reps);
+    const double us = median(topk_us, (int)reps);
+    printf("topk %-8s n %8lld k %5d %-16s read %8.1f us  topk %8.1f us  = %.2f reads\n", name,
+           (long long)n, k, g_pattern[pattern], r, us, us / r);
+    mem_free(b.scratch);
+    free(b.id);
+    free(b.score);
+}
+
+static void fill_pool(float *p, int64_t n, int pattern)
+{
+    const int64_t n_row = (int64_t)(g_pool_bytes / sizeof(float)) / n;
+    const int64_t n_fresh = n_row < 24 ? n_row : 24;
+    for (int64_t r = 0; r < n_row; r++) {
+        if (r < n_fresh) {
+            fill_row(p + r * n, n, pattern);
+        } else {
+            memcpy(p + r * n, p + r % n_fresh * n, (size_t)n * sizeof *p);
+        }
+    }
+}
+
+static void over_variants(kern_op op, void (*fn)(const kern_table *, const char *, void *), void *ctx)
+{
+    int32_t n = 0;
+    const kern_variant *v = kern_variants(&n);
+    for (int32_t i = 0; i < n; i++) {
+        if (v[i].op == op && v[i].features != 0 && cpu_has(cpu_features(), v[i].features)) {
+            kern_table t;
+            memset(&t, 0, sizeof t);
+            v[i].apply(&t);
+            fn(&t, v[i].name, ctx);
+        }
+    }
+}
+
+typedef struct topk_point {
+    float *rows;
+    int64_t n;
+    int32_t k;
+    int pattern;
+} topk_point;
+
+static void topk_variant(const kern_table *t, const char *name, void *ctx)
+{
+    const topk_point *c = ctx;
+    time_topk(t, name, c->rows, c->n, c->k, c->pattern);
+}
+
+static void measure_topk(char *p)
+{
+    topk_point c = {(float *)(void *)p, 131072, 2048, 0};
+    for (int pattern = 0; pattern < N_PATTERN; pattern++) {
+        c.pattern = pattern;
+        fill_pool(c.rows, c.n, pattern);
+        over_variants(KERN_OP_topk, topk_variant, &c);
+    }
+    static const int64_t n[] = {2049, 4096, 6000, 8192, 16384, 32768, 65536, 262144, 1000000, 4194304};
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) {
+        c.n = n[i];
+        static const int few[] = {0, 1, 2};
+        for (int j = 0; j < 3; j++) {
+            c.pattern = few[j];
+            fill_pool(c.rows, c.n, c.pattern);
+            over_variants(KERN_OP_topk, topk_variant, &c);
+        }
+    }
+    c.n = 131072;
+    c.pattern = 0;
+    fill_pool(c.rows, c.n, 0);
+    static const int32_t k[] = {1, 64, 512, 1024, 8192, 32768};
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        c.k = k[i];
+        over_variants(KERN_OP_topk, topk_variant, &c);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    bool all = true;
+    bool want[5] = {false};
+    static const char *const section[] = {"roof", "score", "topk", "merge", "write"};
+    for (int i = 1; i < argc; i++) {
+        bool known = false;
+        for (int s = 0; s < 5; s++) {
+            if (strcmp(argv[i], section[s]) == 0) {
+                want[s] = known = true;
+                all = false;
+            }
+        }
+        if (strcmp(argv[i], "quick") == 0) {
+            g_pool_bytes = (size_t)64 << 20;
+            known = true;
+        }
+        if (!known) {
+            fprintf(stderr, "index_probe: %s is none of roof score topk merge write quick\n", argv[i]);
+            return 2;
+        }
+    }
+    if (!cpu_has(cpu_features(), CPU_NEED_AVX2)) {
+        fprintf(stderr, "index_probe: this machine lacks AVX2; nothing to measure\n");
+        return 2;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    g_n_thread = pool_cores();
+    kvs_error err;
+    if (pool_open(&g_pool, g_n_thread, &err) != KVS_OK) {
+        fprintf(stderr, "index_probe: %s\n", err.text);
+        return 2;
+    }
+    char text[256];
+    printf("features: %s; %d cores; pool %zu MiB\n", cpu_describe(cpu_features(), text, sizeof text),
+           g_n_thread, g_pool_bytes >> 20);
+    char *p = map(g_pool_bytes);
+    memset(p, 1, g_pool_bytes);
+    measure_roof(p);
+    if (all || want[2]) {
+        measure_topk(p);
+    }
+    mem_unmap_pages(p, g_pool_bytes);
+    pool_close(g_pool);
+    printf("%d wrong\n", g_n_wrong);
+    return g_n_wrong != 0;
+}

@@ -1,0 +1,21 @@
+/* x86/index_x86.h - the x86 variants of the index and cache ops: one apply function each, for kern.c.
+ *
+ * With SIMD_EMULATE the AVX-512 files compile under names of their own, for tests.
+ */
+#ifndef KVS_KERN_X86_INDEX_X86_H
+#define KVS_KERN_X86_INDEX_X86_H
+
+#include "kern/kern.h"
+
+#ifdef SIMD_EMULATE
+#define INDEX_X86_AVX512(name) name##_emulate
+#else
+#define INDEX_X86_AVX512(name) name##_avx512
+#endif
+
+void topk_apply_avx2(kern_table *t);
+void topk_merge_apply_avx2(kern_table *t);
+void INDEX_X86_AVX512(topk_apply)(kern_table *t);
+void INDEX_X86_AVX512(topk_merge_apply)(kern_table *t);
+
+#endif

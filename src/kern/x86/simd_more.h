@@ -1,0 +1,342 @@
+/* kern/x86/simd_more.h - operations on the vectors of simd.h that the index and cache kernels need
+ * besides: comparisons, lanes moved to the front by a mask, narrowing stores.
+ *
+ * Include simd.h first. Same rules: static inline, the emulated form gives the bits of the hardware.
+ * vpack is whatever a kind of vector needs to move chosen lanes to the front.
+ */
+#ifndef KERN_X86_SIMD_MORE_H
+#define KERN_X86_SIMD_MORE_H
+
+#include <string.h>
+
+#include "kern/x86/simd.h"
+
+#if SIMD_LANES == 8
+
+#include "kern/x86/simd_pack8.h"
+
+typedef __m256i vpack;
+
+SIMD_FN vf vf_min(vf a, vf b)
+{
+    return _mm256_min_ps(a, b);
+}
+
+SIMD_FN vm vm_ge(vf a, vf b)
+{
+    return _mm256_cmp_ps(a, b, _CMP_GE_OQ);
+}
+
+SIMD_FN vm vm_eq(vf a, vf b)
+{
+    return _mm256_cmp_ps(a, b, _CMP_EQ_OQ);
+}
+
+/* Lane i: x[order[i]], orders below SIMD_LANES. */
+SIMD_FN vf vf_permute(vf x, vi order)
+{
+    return _mm256_permutevar8x32_ps(x, order);
+}
+
+SIMD_FN vi vi_iota(void)
+{
+    return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+SIMD_FN vi vi_loadu(const void *p)
+{
+    return _mm256_loadu_si256(p);
+}
+
+SIMD_FN void vi_storeu(void *p, vi x)
+{
+    _mm256_storeu_si256(p, x);
+}
+
+/* Bit i: lane i is negative. */
+SIMD_FN uint32_t vi_sign_bits(vi x)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(x));
+}
+
+/* c + 1 in the lanes of m. */
+SIMD_FN vi vi_count(vi c, vm m)
+{
+    return _mm256_sub_epi32(c, _mm256_castps_si256(m));
+}
+
+SIMD_FN vpack vpack_of(uint32_t bits)
+{
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)simd_pack8[bits]));
+}
+
+/* Stores the chosen lanes, in order, at p; the rest of the SIMD_LANES elements there is overwritten. */
+SIMD_FN void vf_pack_storeu(float *p, vpack k, vf x)
+{
+    _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(x, k));
+}
+
+SIMD_FN void vi_pack_storeu(int32_t *p, vpack k, vi x)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permutevar8x32_epi32(x, k));
+}
+
+SIMD_FN vm vm_lt_i(vi a, vi b)
+{
+    return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a));
+}
+
+SIMD_FN vi vi_select(vm m, vi yes, vi no)
+{
+    return _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m));
+}
+
+SIMD_FN vi vi_max(vi a, vi b)
+{
+    return _mm256_max_epi32(a, b);
+}
+
+/* 4 * SIMD_LANES values of 0..255 as bytes. */
+SIMD_FN void vi_store4_u8(void *p, vi a, vi b, vi c, vi d)
+{
+    const __m256i w0 = _mm256_packs_epi32(a, b); /* a0-3 b0-3 | a4-7 b4-7 */
+    const __m256i w1 = _mm256_packs_epi32(c, d);
+    const __m256i x = _mm256_packus_epi16(w0, w1); /* a0-3 b0-3 c0-3 d0-3 | a4-7 ... */
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(p, _mm256_permutevar8x32_epi32(x, order));
+}
+
+/* 2 * SIMD_LANES values of 0..65535 as 16-bit words. */
+SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
+{
+    _mm256_storeu_si256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+}
+
+/* SIMD_LANES bytes, zero-extended. */
+SIMD_FN vi vi_loadu_u8(const void *p)
+{
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p));
+}
+
+#elif defined(SIMD_EMULATE)
+
+typedef uint32_t vpack;
+
+SIMD_FN vf vf_min(vf a, vf b)
+{
+    return vf_pair(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi));
+}
+
+SIMD_FN vm vm_ge(vf a, vf b)
+{
+    return vm_pair(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
+}
+
+SIMD_FN vm vm_eq(vf a, vf b)
+{
+    return vm_pair(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ));
+}
+
+SIMD_FN vi vi_iota(void)
+{
+    return vi_pair(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                   _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+SIMD_FN void vi_storeu(void *p, vi x)
+{
+    __m256i *v = p;
+    _mm256_storeu_si256(v, x.lo);
+    _mm256_storeu_si256(v + 1, x.hi);
+}
+
+SIMD_FN vf vf_permute(vf x, vi order)
+{
+    float from[16];
+    int32_t at[16];
+    float to[16];
+    vf_storeu(from, x);
+    vi_storeu(at, order);
+    for (int i = 0; i < 16; i++) {
+        to[i] = from[at[i]];
+    }
+    return vf_loadu(to);
+}
+
+SIMD_FN uint32_t vi_sign_bits(vi x)
+{
+    return vm_pair(_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi));
+}
+
+SIMD_FN vi vi_count(vi c, vm m)
+{
+    return vi_pair(_mm256_sub_epi32(c.lo, _mm256_castps_si256(mask8(m))),
+                   _mm256_sub_epi32(c.hi, _mm256_castps_si256(mask8(m >> 8))));
+}
+
+SIMD_FN vpack vpack_of(uint32_t bits)
+{
+    return bits;
+}
+
+/* Like the hardware's compress and a full store: the lanes behind the chosen ones become 0. */
+SIMD_FN void vi_pack_storeu(int32_t *p, vpack k, vi x)
+{
+    int32_t from[16];
+    int32_t to[16] = {0};
+    int n = 0;
+    vi_storeu(from, x);
+    for (int i = 0; i < 16; i++) {
+        if (k >> i & 1) {
+            to[n++] = from[i];
+        }
+    }
+    memcpy(p, to, sizeof to);
+}
+
+SIMD_FN void vf_pack_storeu(float *p, vpack k, vf x)
+{
+    vi_pack_storeu((int32_t *)(void *)p, k, vi_of_vf(x));
+}
+
+SIMD_FN vm vm_lt_i(vi a, vi b)
+{
+    return vm_pair(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b.lo, a.lo)),
+                   _mm256_castsi256_ps(_mm256_cmpgt_epi32(b.hi, a.hi)));
+}
+
+SIMD_FN vi vi_select(vm m, vi yes, vi no)
+{
+    return vi_of_vf(vf_select(m, vf_of_vi(yes), vf_of_vi(no)));
+}
+
+SIMD_FN vi vi_max(vi a, vi b)
+{
+    return vi_pair(_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi));
+}
+
+SIMD_FN void vi_store4_u8(void *p, vi a, vi b, vi c, vi d)
+{
+    const vi v[4] = {a, b, c, d};
+    uint8_t *out = p;
+    for (int j = 0; j < 4; j++) {
+        int32_t x[16];
+        vi_storeu(x, v[j]);
+        for (int i = 0; i < 16; i++) {
+            out[j * 16 + i] = (uint8_t)x[i];
+        }
+    }
+}
+
+SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
+{
+    __m256i *v = p;
+    _mm256_storeu_si256(v, narrow16(a.lo, a.hi));
+    _mm256_storeu_si256(v + 1, narrow16(b.lo, b.hi));
+}
+
+SIMD_FN vi vi_loadu_u8(const void *p)
+{
+    const __m128i b = _mm_loadu_si128(p);
+    return vi_pair(_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)));
+}
+
+#else /* AVX-512 */
+
+typedef __mmask16 vpack;
+
+SIMD_FN vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+
+SIMD_FN vm vm_ge(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+
+SIMD_FN vm vm_eq(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+
+SIMD_FN vf vf_permute(vf x, vi order)
+{
+    return _mm512_permutexvar_ps(order, x);
+}
+
+SIMD_FN vi vi_iota(void)
+{
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+SIMD_FN void vi_storeu(void *p, vi x)
+{
+    _mm512_storeu_si512(p, x);
+}
+
+SIMD_FN uint32_t vi_sign_bits(vi x)
+{
+    return _cvtmask16_u32(_mm512_movepi32_mask(x));
+}
+
+SIMD_FN vi vi_count(vi c, vm m)
+{
+    return _mm512_mask_sub_epi32(c, m, c, _mm512_set1_epi32(-1));
+}
+
+SIMD_FN vpack vpack_of(uint32_t bits)
+{
+    return _cvtu32_mask16(bits);
+}
+
+/* Compress in a register and store all of it: compressing into memory is slow on some processors. */
+SIMD_FN void vf_pack_storeu(float *p, vpack k, vf x)
+{
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(k, x));
+}
+
+SIMD_FN void vi_pack_storeu(int32_t *p, vpack k, vi x)
+{
+    _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(k, x));
+}
+
+SIMD_FN vm vm_lt_i(vi a, vi b)
+{
+    return _mm512_cmplt_epi32_mask(a, b);
+}
+
+SIMD_FN vi vi_select(vm m, vi yes, vi no)
+{
+    return _mm512_mask_blend_epi32(m, no, yes);
+}
+
+SIMD_FN vi vi_max(vi a, vi b)
+{
+    return _mm512_max_epi32(a, b);
+}
+
+SIMD_FN void vi_store4_u8(void *p, vi a, vi b, vi c, vi d)
+{
+    __m128i *v = p;
+    _mm_storeu_si128(v, _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128(v + 1, _mm512_cvtepi32_epi8(b));
+    _mm_storeu_si128(v + 2, _mm512_cvtepi32_epi8(c));
+    _mm_storeu_si128(v + 3, _mm512_cvtepi32_epi8(d));
+}
+
+SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
+{
+    __m256i *v = p;
+    _mm256_storeu_si256(v, _mm512_cvtepi32_epi16(a));
+    _mm256_storeu_si256(v + 1, _mm512_cvtepi32_epi16(b));
+}
+
+SIMD_FN vi vi_loadu_u8(const void *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(p));
+}
+
+#endif
+
+#endif
