@@ -58,14 +58,14 @@ typedef struct kvs_cache_config {
     size_t struct_size;
     kvs_kv_format kv;          /* default fp8_ds_mla where n_index_layer > 0, else bf16               */
     kvs_index_format index_kv; /* default f32 with f32 rows, else fp8                                 */
-    kvs_scale_rule scale_rule; /* default pow2; fp8_ds_mla only                                       */
+    kvs_scale_rule scale_rule; /* default pow2; exact: fp8_ds_mla only                                */
     int32_t hadamard;          /* 1: index keys are stored Hadamard-rotated (a bit in the format tag) */
     int32_t n_layer;           /* layers with latent rows, 1..1024                                    */
     int32_t n_index_layer;     /* layers with index keys, 0..n_layer                                  */
     int32_t dcp, interleave, rank; /* rank in the DCP group; dcp default 1, interleave default 1      */
     int64_t n_page;            /* pages of 64 tokens in this rank's pool, 1 .. 2^31 / 64 - 1          */
     const float *k_scale;      /* [n_layer] for kv = fp8, NULL: 1.0; NaN, inf, 0 and negative are refused;
-                                  ignored for other formats (the cache's notes say so)                */
+                                  ignored for other formats (info.k_scale_ignored says so)            */
     int32_t kernel_level;      /* 1: allow dcp 3, 5, 6, 7 (equal to tolerance, not to the bit)        */
 } kvs_cache_config;
 
@@ -89,10 +89,12 @@ static inline kvs_cache_config kvs_cache_config_default(void)
 }
 
 /* Where a caller's own memory holds one layer. Slot s (page s / 64, offset s % 64):
- * latent row at kv + page * page_stride + offset * row_stride; index page at index + page * index_stride. */
+ * latent row at kv + page * page_stride + offset * row_stride; index page at index + page * index_stride.
+ * Strides may be much larger than what they step over, as where the layers share a pool. */
 typedef struct kvs_cache_layer {
     void *kv;
-    int64_t page_stride, row_stride; /* bytes; row_stride >= the format's row, page_stride >= 64 rows  */
+    int64_t page_stride, row_stride; /* bytes; row_stride >= the format's row, page_stride >= 63 *
+                                        row_stride + row                                              */
     void *index;                     /* NULL for layers without index keys                            */
     int64_t index_stride;            /* bytes, >= the format's page                                   */
 } kvs_cache_layer;
@@ -100,11 +102,11 @@ typedef struct kvs_cache_layer {
 /* Allocates a cache in its own zeroed mapping. On failure *out is NULL. Threads: any. */
 kvs_status kvs_cache_create(kvs_cache **out, const kvs_cache_config *cfg, kvs_error *err);
 
-/* A cache over the caller's memory, kept by the caller until kvs_cache_free. layers: [n_layer]; the first
- * n_index_layer layers that have `index` set are index layers 0, 1, ...; their number must be
- * n_index_layer. Rows of f32 and bf16 must be 4- and 2-byte aligned. `tag` must be the tag of the cache's
- * formats as kvs_cache_tag reports it (what the writer of that memory recorded), or 0 for fresh memory; a
- * different layout is refused with both named. Threads: any. */
+/* A cache over the caller's memory, kept by the caller until kvs_cache_free. layers: [n_layer], read until the
+ * call returns; the first n_index_layer layers that have `index` set are index layers 0, 1, ...; their number
+ * must be n_index_layer. Rows of f32 and bf16 must be 4- and 2-byte aligned, index pages 4-byte, strides
+ * included. `tag` must be the tag of the cache's formats as kvs_cache_tag reports it (what the writer of that
+ * memory recorded), or 0 for fresh memory; a different layout is refused with both named. Threads: any. */
 kvs_status kvs_cache_map(kvs_cache **out, const kvs_cache_config *cfg, const kvs_cache_layer *layers,
                          uint64_t tag, kvs_error *err);
 
@@ -130,9 +132,10 @@ void kvs_cache_get_info(const kvs_cache *c, kvs_cache_info *info);
  * same calls and so holds the same page ids; one entry of a block table covers kvs_span tokens.
  */
 
-/* Tokens covered by one block-table entry: 64 * dcp. */
+/* Tokens covered by one block-table entry: 64 * dcp; 0 for a dcp outside 1..8. */
 int64_t kvs_span(int32_t dcp);
-/* Entries of a block table for sequences of up to max_len tokens: the same on every rank. */
+/* Entries of a block table for sequences of up to max_len tokens: the same on every rank. 0 for a dcp
+ * outside 1..8 or a max_len below 1. */
 int64_t kvs_table_width(int32_t dcp, int64_t max_len);
 
 kvs_status kvs_pages_new(kvs_pages **out, int64_t n_page, kvs_error *err);
@@ -313,17 +316,20 @@ typedef struct kvs_snapshot_info {
     uint64_t token_hash[2];
 } kvs_snapshot_info;
 
-/* Writes the first n_token tokens of a sequence: token ids [n_token] (may be NULL: none recorded), the
- * block table, every layer. Collective over the DCP group `comm`; rank 0 writes. The file appears whole or
- * not at all. */
+/* Writes the first n_token tokens of a sequence (0 is allowed): token ids [n_token] (may be NULL: none
+ * recorded), the block table, every layer; at most 247 layers, those with rows and those with index keys
+ * counted together. model_hash may be NULL: 0. Collective over the DCP group `comm`, whose ranks give the same
+ * arguments; rank 0 writes. The file appears whole or not at all, and every rank returns the same status. The
+ * format is docs/snapshot-format.md. */
 kvs_status kvs_snapshot_write(const char *path, kvs_comm *comm, const kvs_cache *c, const int32_t *table,
                               int64_t table_width, int64_t n_token, const int32_t *tokens,
                               const uint64_t model_hash[2], kvs_error *err);
 /* Reads and checks the header. No communication. */
 kvs_status kvs_snapshot_stat(const char *path, kvs_snapshot_info *info, kvs_error *err);
-/* Reads a snapshot into this rank's shard through `table` (pages for n_token tokens). Formats must be the
- * cache's; model_hash must be equal when given. tokens [cap] receives the token ids when not NULL. Every page's checksum is
- * checked; on any failure nothing may be assumed of the target pages. No communication: each rank reads. */
+/* Reads a snapshot into this rank's shard through `table` (pages for n_token tokens). Formats, layers and
+ * k_scale must be the cache's; model_hash must be equal when given. tokens [cap] receives the token ids when
+ * not NULL. Every page's checksum is checked; on any failure nothing may be assumed of the target pages. The
+ * counters of kvs_cache_get_info do not move. No communication: each rank reads. */
 kvs_status kvs_snapshot_read(const char *path, kvs_cache *c, const int32_t *table, int64_t table_width,
                              const uint64_t *model_hash, int32_t *tokens, int64_t cap,
                              kvs_error *err);

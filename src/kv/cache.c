@@ -16,10 +16,10 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "num/kvfmt.h"
+#include "shard/topo.h"
 
 enum { CACHE_MAX_LAYER = 1024 };
 
-static const int64_t CACHE_MAX_PAGE = (INT64_C(1) << 31) / KVS_PAGE_TOKENS - 1;
 static const size_t HUGE_FROM = (size_t)32 << 20; /* a mapping this large asks for huge pages */
 
 int64_t cache_row_bytes(const kvs_cache *c)
@@ -43,38 +43,14 @@ static kvs_status check_counts(const kvs_cache_config *cfg, kvs_error *err)
                        "n_index_layer %d: of %d layers 0 to that many can have index keys",
                        (int)cfg->n_index_layer, (int)cfg->n_layer);
     }
-    if (cfg->n_page < 1 || cfg->n_page > CACHE_MAX_PAGE) {
+    if (cfg->n_page < 1 || cfg->n_page > SHARD_MAX_PAGE) {
         return err_set(err, KVS_INVALID,
-                       "n_page %" PRId64 ": a rank's pool has 1 to %" PRId64 " pages of %d tokens",
-                       cfg->n_page, CACHE_MAX_PAGE, KVS_PAGE_TOKENS);
+                       "n_page %" PRId64 ": a rank's pool has 1 to %d pages of %d tokens",
+                       cfg->n_page, SHARD_MAX_PAGE, KVS_PAGE_TOKENS);
     }
     if (cfg->kernel_level != 0 && cfg->kernel_level != 1) {
         return err_set(err, KVS_INVALID, "kernel_level %d: use 0 or 1", (int)cfg->kernel_level);
     }
-    return KVS_OK;
-}
-
-static kvs_status resolve_geom(const kvs_cache_config *cfg, shard_geom *g, kvs_error *err)
-{
-    const int32_t n = cfg->dcp == 0 ? 1 : cfg->dcp;
-    const int32_t i = cfg->interleave == 0 ? 1 : cfg->interleave;
-    if (n < 1 || n > KVS_MAX_RANKS) {
-        return err_set(err, KVS_INVALID, "dcp %d: use 1, 2, 4 or 8", (int)n);
-    }
-    if (KVS_LANES % n != 0 && cfg->kernel_level != 1) {
-        return err_set(err, KVS_INVALID,
-                       "dcp %d: use 1, 2, 4 or 8 (the nearest is %d), or set "
-                       "kernel_level for results equal to tolerance",
-                       (int)n, n < 6 ? 4 : 8);
-    }
-    if (i < 1 || i > KVS_PAGE_TOKENS || KVS_PAGE_TOKENS % i != 0) {
-        return err_set(err, KVS_INVALID, "interleave %d: use 1, 2, 4, 8, 16, 32 or 64", (int)i);
-    }
-    if (cfg->rank < 0 || cfg->rank >= n) {
-        return err_set(err, KVS_INVALID, "rank %d: ranks of dcp %d are 0 to %d", (int)cfg->rank,
-                       (int)n, (int)n - 1);
-    }
-    *g = (shard_geom){.n = n, .i = i, .rank = cfg->rank};
     return KVS_OK;
 }
 
@@ -104,10 +80,14 @@ static kvs_status resolve_rule(const kvs_cache_config *cfg, kvs_kv_format kv, in
 /* A cache without memory behind it. */
 static kvs_status cache_new(kvs_cache **out, const kvs_cache_config *cfg, kvs_error *err)
 {
-    shard_geom geom;
+    topo group;
     int32_t rule = 0;
     TRY(check_counts(cfg, err));
-    TRY(resolve_geom(cfg, &geom, err));
+    const topo_config ranks = {.dcp = cfg->dcp,
+                               .rank = cfg->rank,
+                               .interleave = cfg->interleave,
+                               .kernel_level = cfg->kernel_level};
+    TRY(topo_init(&group, &ranks, err));
     kv_layout layout = {.kv = cfg->kv, .index = cfg->index_kv, .hadamard = cfg->hadamard};
     TRY(kv_layout_resolve(cfg->n_index_layer > 0, &layout, err));
     TRY(resolve_rule(cfg, layout.kv, &rule, err));
@@ -126,7 +106,7 @@ static kvs_status cache_new(kvs_cache **out, const kvs_cache_config *cfg, kvs_er
         cache_free(c);
         return err_set(err, KVS_NOMEM, "no memory for a cache of %d layers", (int)cfg->n_layer);
     }
-    c->geom = geom;
+    c->geom = group.geom;
     c->fmt = layout.kv;
     c->index_fmt = layout.index;
     c->rule = rule;

@@ -2,7 +2,8 @@
  *
  * Invariants: (1) base pointers and strides never change after opening; (2) a slot in [0, n_slot) of any
  * layer lies inside the memory the cache was given; (3) every writer goes through cache_write /
- * cache_write_index, which count what they meet; (4) formats never change, and `tag` says them.
+ * cache_write_index, which count what they meet, except a snapshot's reader (snap.h), which copies bytes that
+ * a writer has counted; (4) formats never change, and `tag` says them.
  * Which slot a token has is block-table business (table.h), not the cache's.
  */
 #ifndef KVS_KV_CACHE_H

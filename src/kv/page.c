@@ -18,8 +18,6 @@
 
 enum { PAGES_MAX_LEVEL = 5 };
 
-static const int64_t PAGES_MAX = (INT64_C(1) << 31) / KVS_PAGE_TOKENS - 1;
-
 struct kvs_pages {
     int64_t n_page;
     int64_t n_free;
@@ -59,9 +57,9 @@ static int64_t take_lowest(kvs_pages *p)
 kvs_status pages_new(kvs_pages **out, int64_t n_page, kvs_error *err)
 {
     *out = NULL;
-    if (n_page < 1 || n_page > PAGES_MAX) {
-        return err_set(err, KVS_INVALID, "n_page %" PRId64 ": a pool has 1 to %" PRId64 " pages",
-                       n_page, PAGES_MAX);
+    if (n_page < 1 || n_page > SHARD_MAX_PAGE) {
+        return err_set(err, KVS_INVALID, "n_page %" PRId64 ": a pool has 1 to %d pages", n_page,
+                       SHARD_MAX_PAGE);
     }
     kvs_pages *p = mem_calloc(1, sizeof *p);
     if (p == NULL) {
