@@ -6,6 +6,7 @@
 #include "kvspan/config.h"
 #include "kvspan/dcp.h"
 #include "kvspan/log.h"
+#include "kvspan/plan.h"
 #include "kvspan/status.h"
 #include "kvspan/version.h"
 
