@@ -95,8 +95,9 @@ kvs_status comm_all_reduce(comm *c, float *buf, size_t n, kvs_error *err);
 /* The root's buf goes to all. Every rank waits for every rank, as in the other calls. */
 kvs_status comm_broadcast(comm *c, void *buf, size_t bytes, int32_t root, kvs_error *err);
 kvs_status comm_barrier(comm *c, kvs_error *err);
-/* Ranks of equal colour (any value) form a group, ordered by (key, rank). Collective over c. When a
- * rank has no memory for its end, every rank gets KVS_NOMEM, *out is NULL and c lives on. */
+/* Ranks of equal colour (any value) form a group, ordered by (key, rank). Collective over c; a rank
+ * splits one group of a family at a time. When a rank has no memory for its end, every rank gets
+ * KVS_NOMEM, *out is NULL and c lives on. */
 kvs_status comm_split(comm *c, int32_t colour, int32_t key, comm **out, kvs_error *err);
 /* Ends the group: every rank's pending and later calls fail with KVS_PEER and this text. */
 void comm_abort(comm *c, const char *reason);

@@ -53,6 +53,9 @@ static kvs_status stall(comm *c, int32_t ms)
             return comm_fail(c, "rank %d has stood still for %d ms", c->rank, ms);
         }
         nap(INT64_C(1000000));
+        if (c->transport->poll != NULL) {
+            c->transport->poll(c);
+        }
     }
     return KVS_PEER;
 }

@@ -67,6 +67,8 @@ typedef struct transport {
     kvs_status (*exchange)(comm *c, const comm_head *head, bool first, kvs_error *err);
     /* Wakes and tells everybody that the family has failed. Any thread. */
     void (*tell)(comm *c);
+    /* Learns of failures elsewhere outside of an exchange; NULL where the family is shared memory. */
+    void (*poll)(comm *c);
     /* A number the transport wants maximised over the ranks before a split. */
     uint64_t (*split_offer)(comm *c);
     /* Makes this rank's end `child` of the new group; *token of the leader (new rank 0) reaches
