@@ -116,6 +116,21 @@ static void every_byte_gives_valid_utf8(void **state)
     }
 }
 
+/* A sequence cut by the end of the text: the bytes behind it, which would complete it, are not its. */
+static void text_ends_where_its_length_says(void **state)
+{
+    (void)state;
+    static const char whole[] = "\xF0\x9F\x98\x80";
+    for (size_t n = 1; n <= 4; n++) {
+        jsonw w;
+        jsonw_init(&w);
+        jsonw_text_n(&w, NULL, whole, n);
+        json_t *j = finish(&w);
+        assert_int_equal(json_string_length(j), n == 4 ? 4 : 3 * n);
+        json_decref(j);
+    }
+}
+
 static void numbers_read_back_exactly(void **state)
 {
     (void)state;
@@ -303,6 +318,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_reads_back),
         cmocka_unit_test(every_byte_gives_valid_utf8),
+        cmocka_unit_test(text_ends_where_its_length_says),
         cmocka_unit_test(numbers_read_back_exactly),
         cmocka_unit_test(misuse_is_reported),
         cmocka_unit_test(running_out_of_memory_is_reported),

@@ -63,7 +63,7 @@ static void calloc_is_zero_and_realloc_keeps(void **state)
         assert_int_equal(z[i], 0);
     }
     mem_free(z);
-    unsigned char *p = mem_alloc(100, 256);
+    unsigned char *p = mem_alloc(100, (size_t)1 << 20);
     for (size_t i = 0; i < 100; i++) {
         assert_int_equal(p[i], 0xFF);
         p[i] = (unsigned char)i;
@@ -71,7 +71,7 @@ static void calloc_is_zero_and_realloc_keeps(void **state)
     mem_poison(false);
     p = mem_realloc(p, 5000);
     assert_non_null(p);
-    assert_int_equal((uintptr_t)p % 256, 0);
+    assert_int_equal((uintptr_t)p % ((size_t)1 << 20), 0);
     for (size_t i = 0; i < 100; i++) {
         assert_int_equal(p[i], i);
     }
@@ -305,6 +305,10 @@ static void the_arena_is_a_bump_with_marks(void **state)
     arena_reset(&a);
     assert_ptr_equal(arena_alloc(&a, 10, 1), p);
     assert_int_equal(a.peak, 1024);
+    /* The padding alone may be more than what is left. */
+    assert_non_null(arena_alloc(&a, 1024 - 10 - 5, 1));
+    assert_null(arena_alloc(&a, 0, 4096));
+    assert_null(arena_alloc(&a, 1, 4096));
     arena_fini(&a);
     assert_null(arena_alloc(&a, 1, 1));
 

@@ -247,6 +247,7 @@ static void refusals_say_what_would_work(void **state)
         {"bench", "--kv", "fp", {"--kv \"fp\"", "f32, bf16"}},
         {"bench", "--device", "cuda", {"--device \"cuda\"", "use cpu"}},
         {"bench", "--seed", "-1", {"--seed", "0 or more"}},
+        {"bench", "--seed", "9223372036854775808", {"--seed", "0 or more"}},
         {"bench", "--csv", "", {"--csv", "not empty"}},
         {"bench", "--sed", "1", {"--sed", "did you mean --seed"}},
         {"bench", "--sedd=1", "x", {"no option --sedd", "did you mean --seed"}},

@@ -200,6 +200,8 @@ static void alloc_task(void *ctx, int64_t i, int w)
     (void)w;
     (void)i;
     mem_free(mem_alloc(1, 0));
+    const struct timespec nap = {0, 10000};
+    nanosleep(&nap, NULL);
 }
 
 static void the_guard_reaches_the_workers(void **state)
