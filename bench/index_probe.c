@@ -421,6 +421,160 @@ static void measure_topk(char *p)
     }
 }
 
+/* ---- index_score ---------------------------------------------------------------------------------- */
+
+typedef struct score_point {
+    char *pool_pages;
+    int32_t fmt, n_head, n_row, n_req, len;
+} score_point;
+
+static void check_scores(const index_score_args *a, const kern_table *t)
+{
+    kern_table ref;
+    kern_init(&ref, 0, NULL, NULL);
+    index_score_args b = *a;
+    b.n_row = 1;
+    b.col_end = b.col_begin + 128;
+    b.score_stride = 128;
+    float want[128];
+    float got[128];
+    b.score = want;
+    b.scratch = malloc(ref.index_score_scratch(&b, NULL));
+    ref.index_score(&b, NULL);
+    free(b.scratch);
+    b.score = got;
+    b.scratch = mem_alloc(t->index_score_scratch(&b, NULL), 0);
+    t->index_score(&b, NULL);
+    mem_free(b.scratch);
+    double error = 0.0;
+    double size = 0.0;
+    for (int i = 0; i < 128; i++) {
+        error += fabs((double)want[i] - (double)got[i]);
+        size += fabs((double)want[i]);
+    }
+    if (!(error <= 1e-5 * size) || size == 0.0) {
+        wrong("index_score");
+    }
+}
+
+static void score_variant(const kern_table *t, const char *name, void *ctx)
+{
+    const score_point *c = ctx;
+    const int64_t page_bytes = index_page_bytes(c->fmt);
+    const int64_t n_page = (int64_t)g_pool_bytes / page_bytes;
+    const int32_t width = c->len / KVS_PAGE_TOKENS;
+    int32_t *table = malloc((size_t)(c->n_req * width) * sizeof *table);
+    uint8_t *q = malloc((size_t)(c->n_row * c->n_head * KVS_INDEX_DIM) * sizeof(float));
+    float *w = malloc((size_t)(c->n_row * c->n_head) * sizeof *w);
+    int32_t *row_req = malloc((size_t)c->n_row * sizeof *row_req);
+    int32_t *kv_len = malloc((size_t)c->n_row * sizeof *kv_len);
+    for (int64_t i = 0; i < (int64_t)c->n_row * c->n_head * KVS_INDEX_DIM; i++) {
+        if (c->fmt == KVS_INDEX_F32) {
+            ((float *)(void *)q)[i] = draw_normal();
+        } else {
+            q[i] = e4m3_from_f32(draw_normal() * 100.0f);
+        }
+    }
+    for (int32_t i = 0; i < c->n_row * c->n_head; i++) {
+        w[i] = draw_normal();
+    }
+    for (int32_t i = 0; i < c->n_row; i++) {
+        row_req[i] = i * c->n_req / c->n_row;
+        kv_len[i] = c->len;
+    }
+    float *score = malloc((size_t)c->n_row * (size_t)c->len * sizeof *score);
+    memset(score, 0, (size_t)c->n_row * (size_t)c->len * sizeof *score);
+    index_score_args a = {.n_row = c->n_row,
+                          .n_head = c->n_head,
+                          .q = q,
+                          .w = w,
+                          .keys = (const uint8_t *)c->pool_pages,
+                          .fmt = c->fmt,
+                          .page_stride = page_bytes,
+                          .n_page = n_page,
+                          .table = table,
+                          .table_stride = width,
+                          .table_width = width,
+                          .n_req = c->n_req,
+                          .row_req = row_req,
+                          .kv_len = kv_len,
+                          .col_end = c->len,
+                          .score = score,
+                          .score_stride = c->len};
+    double gflops[2] = {0};
+    for (int all = 0; all < 2; all++) {
+        dev_queue queue;
+        dev_queue_init(&queue, all ? g_pool : NULL);
+        a.scratch = mem_alloc(t->index_score_scratch(&a, &queue), 0);
+        static double us[MAX_SAMPLE];
+        int n = 0;
+        int64_t next = 0;
+        for (const int64_t stop = clock_ns() + 1500000000; n < 3 || (clock_ns() < stop && n < 100);) {
+            for (int32_t i = 0; i < c->n_req * width; i++) {
+                table[i] = (int32_t)(next++ * 7 % n_page);
+            }
+            const int64_t t0 = clock_ns();
+            t->index_score(&a, &queue);
+            us[n++] = (double)(clock_ns() - t0) * 1e-3;
+        }
+        mem_free(a.scratch);
+        gflops[all] = 2.0 * KVS_INDEX_DIM * c->n_head * c->n_row * (double)c->len / median(us, n) * 1e-3;
+    }
+    check_scores(&a, t);
+    const bool dot = strstr(name, "bf16") != NULL && c->fmt == KVS_INDEX_FP8;
+    const bool wide = strstr(name, "512") != NULL;
+    const double *peak = dot ? g_peak_dot : wide ? g_peak_fma : g_peak_fma256;
+    printf("score %-10s %s %3d rows of %2d requests, len %6d, %2d heads: %8.1f GFLOP/s = %4.1f %%; "
+           "%d threads %8.1f = %4.1f %% (x%.2f)\n",
+           name, index_fmt_name(c->fmt), c->n_row, c->n_req, c->len, c->n_head, gflops[0],
+           100.0 * gflops[0] / peak[0], g_n_thread, gflops[1], 100.0 * gflops[1] / peak[1],
+           gflops[1] / gflops[0]);
+    free(table);
+    free(q);
+    free(w);
+    free(row_req);
+    free(kv_len);
+    free(score);
+}
+
+static void fill_index_pages(uint8_t *p, int32_t fmt)
+{
+    const int64_t n_page = (int64_t)g_pool_bytes / index_page_bytes(fmt);
+    for (int64_t i = 0; i < n_page; i++) {
+        uint8_t *page = p + i * index_page_bytes(fmt);
+        if (i >= 64) {
+            memcpy(page, page - 64 * index_page_bytes(fmt), (size_t)index_page_bytes(fmt));
+            continue;
+        }
+        for (int32_t t = 0; t < KVS_PAGE_TOKENS; t++) {
+            float key[KVS_INDEX_DIM];
+            for (int d = 0; d < KVS_INDEX_DIM; d++) {
+                key[d] = draw_normal();
+            }
+            index_key_write(fmt, KVS_DTYPE_F32, page, t, key, NULL);
+        }
+    }
+}
+
+static void measure_score(char *p)
+{
+    static const int32_t heads[] = {64, 48, 32, 17, 16, 4};
+    score_point c = {p, KVS_INDEX_FP8, 64, 8, 8, 32768};
+    fill_index_pages((uint8_t *)p, c.fmt);
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        c.n_head = heads[i];
+        over_variants(KERN_OP_index_score, score_variant, &c);
+    }
+    c.n_head = 64;
+    c.n_row = 64;
+    c.n_req = 1;
+    c.len = 8192;
+    over_variants(KERN_OP_index_score, score_variant, &c);
+    c = (score_point){p, KVS_INDEX_F32, 64, 8, 8, 8192};
+    fill_index_pages((uint8_t *)p, c.fmt);
+    over_variants(KERN_OP_index_score, score_variant, &c);
+}
+
 int main(int argc, char **argv)
 {
     bool all = true;
@@ -460,6 +614,9 @@ int main(int argc, char **argv)
     char *p = map(g_pool_bytes);
     memset(p, 1, g_pool_bytes);
     measure_roof(p);
+    if (all || want[1]) {
+        measure_score(p);
+    }
     if (all || want[2]) {
         measure_topk(p);
     }

@@ -20,6 +20,8 @@ static const kern_variant g_variants[] = {
     KERN_OP_LIST(KERN_REF_VARIANT)
 #undef KERN_REF_VARIANT
 #ifdef __x86_64__
+    {KERN_OP_index_score, "avx2", CPU_NEED_AVX2, index_score_apply_avx2},
+    {KERN_OP_index_score, "avx512bf16", CPU_NEED_AVX512BF16, index_score_apply_avx512},
     {KERN_OP_topk, "avx2", CPU_NEED_AVX2, topk_apply_avx2},
     {KERN_OP_topk, "avx512", CPU_NEED_AVX512, topk_apply_avx512},
     {KERN_OP_topk_merge, "avx2", CPU_NEED_AVX2, topk_merge_apply_avx2},

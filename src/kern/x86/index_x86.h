@@ -17,5 +17,7 @@ void topk_apply_avx2(kern_table *t);
 void topk_merge_apply_avx2(kern_table *t);
 void INDEX_X86_AVX512(topk_apply)(kern_table *t);
 void INDEX_X86_AVX512(topk_merge_apply)(kern_table *t);
+void index_score_apply_avx2(kern_table *t);
+void INDEX_X86_AVX512(index_score_apply)(kern_table *t); /* with BF16 */
 
 #endif

@@ -1,0 +1,52 @@
+/* x86/index_score.h - indexer scores: what the driver (index_score.c) and the loops share.
+ *
+ * Heads lie in vector lanes, keys are broadcast. Operands are 4-byte cells: one f32 value, or a pair of
+ * bf16 values. A panel is the query of one row as [head blocks][n_cell][block] cells, so that the loop
+ * over cells reads it in order; heads behind n_head are zero and masked out of every sum. Each (row, key)
+ * is one chain of n_cell products per head, then the heads in the order of their vectors, then the lanes
+ * in a fixed tree: what shares the call with it has no say.
+ *
+ * Included by kern/x86/ only.
+ */
+#ifndef KVS_KERN_X86_INDEX_SCORE_H
+#define KVS_KERN_X86_INDEX_SCORE_H
+
+#include <stdint.h>
+
+#include "kern/index.h"
+#include "kern/kern.h"
+
+enum {
+    SCORE_MAX_HEAD = 64,
+    SCORE_CHUNK = 192 /* keys unpacked at a time: 3 pages; a multiple of every group of keys */
+};
+
+typedef struct score_panel {
+    const float *cell; /* [blocks][n_cell][block] */
+    const float *w;    /* [SCORE_MAX_HEAD], zero behind n_head */
+    int32_t n_head;
+    int32_t n_cell;
+    int32_t block; /* heads */
+} score_panel;
+
+typedef struct score_isa {
+    int32_t lanes;     /* of a vector                                           */
+    int32_t fp8_cells; /* cells of an e4m3 key: 128 as f32, 64 as pairs of bf16 */
+    float w_factor;    /* weights are multiplied by it: undoes unpack's scaling */
+    /* Heads of a panel block for a call with n_head heads. */
+    int32_t (*block)(int32_t n_head);
+    /* 128 * n e4m3 codes -> fp8_cells * n cells, all values scaled by one power of two. */
+    void (*unpack)(const uint8_t *code, int64_t n, float *cell);
+    /* to[c * stride + r] = from[r * n_cell + c] for r < n_row, c < n_cell, both multiples of 8. */
+    void (*transpose)(const float *from, int32_t n_row, int32_t n_cell, float *to, int32_t stride);
+    /* sum[key * lanes + lane] = the relu'd products of the panel with n keys, weighted and added over
+     * the heads of a lane. Keys up to the end of a group may be read and written. */
+    void (*sums)(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum);
+    /* out[key] = the lanes of a key added, times scale[key]. */
+    void (*finish)(const float *sum, const float *scale, int32_t n, float *out);
+} score_isa;
+
+void index_score_run(const score_isa *isa, const index_score_args *a, dev_queue *q);
+size_t index_score_scratch_run(const score_isa *isa, const index_score_args *a, const dev_queue *q);
+
+#endif

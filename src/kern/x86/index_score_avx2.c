@@ -1,0 +1,60 @@
+/* x86/index_score_avx2.c - indexer scores for AVX2 and FMA: everything in f32.
+ *
+ * e4m3 codes are unpacked as halves, which puts a factor 2^-8 on queries and keys; the weights take it
+ * back. A block is 16 heads, two vectors, times six keys: twelve accumulators.
+ */
+#define SIMD_LANES 8
+#define SCORE_BF16 0
+#include "kern/x86/index_score_loops.h"
+
+enum { NZ = 2, NK = 6 };
+
+static int32_t score_block(int32_t n_head)
+{
+    (void)n_head;
+    return NZ * L;
+}
+
+static void score_unpack(const uint8_t *code, int64_t n, float *cell)
+{
+    for (int64_t i = 0; i < n * KVS_INDEX_DIM; i += L) {
+        vf_storeu(cell + i, vf_loadu_e4m3(code + i, 1));
+    }
+}
+
+static void score_sums(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum)
+{
+    (void)fmt;
+    for (int32_t h = 0; h < p->n_head; h += NZ * L) {
+        for (int32_t k = 0; k < n; k += NK) {
+            score_group(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, sum + k * L);
+        }
+    }
+}
+
+static const score_isa g_isa = {
+    .lanes = L,
+    .fp8_cells = KVS_INDEX_DIM,
+    .w_factor = 0x1p16f,
+    .block = score_block,
+    .unpack = score_unpack,
+    .transpose = score_transpose,
+    .sums = score_sums,
+    .finish = score_finish,
+};
+
+static void index_score_avx2(const index_score_args *a, dev_queue *q)
+{
+    index_score_run(&g_isa, a, q);
+}
+
+static size_t index_score_scratch_avx2(const index_score_args *a, const dev_queue *q)
+{
+    return index_score_scratch_run(&g_isa, a, q);
+}
+
+void index_score_apply_avx2(kern_table *t)
+{
+    t->index_score = index_score_avx2;
+    t->index_score_scratch = index_score_scratch_avx2;
+}

@@ -1,0 +1,118 @@
+/* x86/index_score_loops.h - the loops of a score_isa in the vectors of simd.h.
+ *
+ * Included once by a file that has defined SIMD_LANES and SCORE_BF16 (1: e4m3 cells are pairs of bf16).
+ */
+#ifndef KVS_KERN_X86_INDEX_SCORE_LOOPS_H
+#define KVS_KERN_X86_INDEX_SCORE_LOOPS_H
+
+#include <math.h>
+
+#include "kern/x86/index_score.h"
+#include "kern/x86/index_x86.h"
+#include "kern/x86/simd_more.h"
+
+enum { L = SIMD_LANES };
+
+static void score_transpose(const float *from, int32_t n_row, int32_t n_cell, float *to,
+                            int32_t stride)
+{
+    for (int32_t r = 0; r < n_row; r += 8) {
+        for (int32_t c = 0; c < n_cell; c += 8) {
+            __m256 t[8];
+            SIMD_UNROLL
+            for (int i = 0; i < 8; i++) {
+                t[i] = _mm256_loadu_ps(from + (int64_t)(r + i) * n_cell + c);
+            }
+            transpose8(t);
+            SIMD_UNROLL
+            for (int i = 0; i < 8; i++) {
+                _mm256_storeu_ps(to + (int64_t)(c + i) * stride + r, t[i]);
+            }
+        }
+    }
+}
+
+SIMD_FN vf cell_product(vf acc, const float *q, const float *key, int pairs)
+{
+#if SCORE_BF16
+    if (pairs) {
+        return vf_dot_bf16(acc, vi_loadu(q), vi_bcast(key));
+    }
+#else
+    (void)pairs;
+#endif
+    return vf_fma(vf_loadu(q), vf_bcast(key), acc);
+}
+
+/* One block of nz vectors of heads times nk keys. first_head numbers the block's heads; sum[nk][L] is
+ * written by the first block and added to by later ones. nz, nk and pairs are constants of the caller. */
+SIMD_FN void score_group(const score_panel *p, int32_t first_head, const float *key, const int nz,
+                         const int nk, const int pairs, float *sum)
+{
+    const float *q = p->cell + (int64_t)first_head * p->n_cell;
+    const int32_t n_cell = pairs ? KVS_INDEX_DIM / 2 : KVS_INDEX_DIM;
+    vf acc[24];
+    SIMD_UNROLL
+    for (int i = 0; i < nk * nz; i++) {
+        acc[i] = vf_zero();
+    }
+    for (int32_t c = 0; c < n_cell; c++) {
+        SIMD_UNROLL
+        for (int k = 0; k < nk; k++) {
+            SIMD_UNROLL
+            for (int z = 0; z < nz; z++) {
+                acc[k * nz + z] = cell_product(acc[k * nz + z], q + (c * nz + z) * L,
+                                               key + k * n_cell + c, pairs);
+            }
+        }
+    }
+    vm none[4];
+    SIMD_UNROLL
+    for (int z = 0; z < nz; z++) {
+        none[z] = vm_range(first_head + z * L, p->n_head, SCORE_MAX_HEAD);
+    }
+    SIMD_UNROLL
+    for (int k = 0; k < nk; k++) {
+        vf s = first_head == 0 ? vf_zero() : vf_loadu(sum + k * L);
+        SIMD_UNROLL
+        for (int z = 0; z < nz; z++) {
+            /* the second operand of max is the result where one is NaN: NaN stays */
+            const vf relu = vf_zero_where(none[z], vf_max(vf_zero(), acc[k * nz + z]));
+            s = vf_fma(relu, vf_loadu(p->w + first_head + z * L), s);
+        }
+        vf_storeu(sum + k * L, s);
+    }
+}
+
+/* The lanes of eight keys added: l and l + 8 first, then (0 + 4) + (2 + 6) + ((1 + 5) + (3 + 7)). */
+static __m256 add_lanes(const float *sum)
+{
+    __m256 t[8];
+    SIMD_UNROLL
+    for (int i = 0; i < 8; i++) {
+        t[i] = _mm256_loadu_ps(sum + i * L);
+        if (L == 16) {
+            t[i] = _mm256_add_ps(t[i], _mm256_loadu_ps(sum + i * L + L - 8));
+        }
+    }
+    transpose8(t);
+    const __m256 even = _mm256_add_ps(_mm256_add_ps(t[0], t[4]), _mm256_add_ps(t[2], t[6]));
+    const __m256 odd = _mm256_add_ps(_mm256_add_ps(t[1], t[5]), _mm256_add_ps(t[3], t[7]));
+    return _mm256_add_ps(even, odd);
+}
+
+static void score_finish(const float *sum, const float *scale, int32_t n, float *out)
+{
+    for (int32_t k = 0; k < n; k += 8) {
+        const __m256 s = _mm256_mul_ps(add_lanes(sum + k * L), _mm256_loadu_ps(scale + k));
+        if (k + 8 <= n) {
+            _mm256_storeu_ps(out + k, s);
+        } else {
+            float last[8];
+            _mm256_storeu_ps(last, s);
+            memcpy(out + k, last, (size_t)(n - k) * sizeof *out);
+        }
+    }
+}
+
+#endif
