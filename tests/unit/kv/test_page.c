@@ -1,6 +1,8 @@
 /* The page allocator against a list of counters searched from the front. */
 #include "unit/unit.h"
 
+#include <stdbool.h>
+
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kv/table.h"
@@ -138,7 +140,10 @@ static void op_wrong(sim *s, kvs_pages *p, rng *r)
     int32_t copy[4];
     memcpy(copy, bad, sizeof copy);
     int64_t have = n;
-    assert_int_equal(pages_truncate(p, bad, &have, 0, NULL), KVS_INVALID);
+    kvs_error err;
+    const bool foreign = bad[n - 1] < 0 || bad[n - 1] >= s->n_page;
+    assert_int_equal(pages_truncate(p, bad, &have, 0, &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, foreign ? "is not of this pool" : "has no owner left"));
     assert_int_equal(have, n);
     assert_memory_equal(bad, copy, sizeof bad);
     if (n < 3 || bad[2] != bad[0]) {
