@@ -41,7 +41,7 @@ int main(void)
 C
 set -- -I"$source/include" -I"$build/gen/include" "$tmp/app.c"
 # shellcheck disable=SC2086
-"$cc" "$@" -o "$tmp/static" "$build/libkvspan.a" $flags -pthread -lm
+"$cc" "$@" -o "$tmp/static" "$build/libkvspan.a" $flags
 # shellcheck disable=SC2086
 "$cc" "$@" -o "$tmp/shared" -L"$build" -lkvspan "-Wl,-rpath,$build" $flags
 "$tmp/static"
