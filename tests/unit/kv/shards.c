@@ -162,7 +162,7 @@ const char *test_dir(void)
 
 const char *test_path(const char *name)
 {
-    static char text[4][160];
+    static char text[4][512];
     static int turn;
     turn = (turn + 1) % 4;
     snprintf(text[turn], sizeof text[turn], "%s/%s", test_dir(), name);

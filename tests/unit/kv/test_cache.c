@@ -274,7 +274,7 @@ typedef struct map_case {
 static void mapped_layers_are_checked(void **state)
 {
     (void)state;
-    _Alignas(64) static uint8_t mem[8];
+    _Alignas(64) static uint8_t mem[2 * 64 * 1152];
     uint8_t *m = mem; /* never touched: only addresses are checked */
     const int64_t row = 1152;
     const int64_t page = 64 * 1152;
