@@ -113,25 +113,29 @@ static void visit(walk *w, int out, int in, char by, int unit, int n, bool quant
     const int n_col_block = (in + 127) / 128;
     char *touched = calloc((size_t)n_row_block * (size_t)n_col_block, 1);
     assert_non_null(touched);
+    /* who holds each row or column of the split dimension: the share whose range has its unit */
+    const bool rows = by == 'o' || by == 'O';
+    const int dim = by == 'n' ? 0 : rows ? out : in;
+    char *mine = calloc((size_t)dim + 1, 1);
+    assert_non_null(mine);
+    for (int x = 0; x < dim; x++) {
+        int owner = 0;
+        while ((owner + 1) * ((dim + unit - 1) / unit) / per <= x / unit) {
+            owner++;
+        }
+        mine[x] = owner == me;
+    }
     int64_t elements = 0;
     for (int r = 0; r < out; r++) {
         for (int c = 0; c < in; c++) {
-            const int along = by == 'o' || by == 'O' ? r : by == 'i' || by == 'I' ? c : -1;
-            if (along >= 0) {
-                const int dim = by == 'o' || by == 'O' ? out : in;
-                const int n_unit = (dim + unit - 1) / unit;
-                int owner = 0; /* the share whose range of units holds this one */
-                while ((owner + 1) * n_unit / per <= along / unit) {
-                    owner++;
-                }
-                if (owner != me) {
-                    continue;
-                }
+            if (dim > 0 && !mine[rows ? r : c]) {
+                continue;
             }
             elements++;
             touched[r / 128 * n_col_block + c / 128] = 1;
         }
     }
+    free(mine);
     int64_t bytes = elements * 2;
     if (quant && w->format == KVS_WEIGHT_FP8) {
         bytes = elements;
@@ -226,7 +230,8 @@ static void check_ranks(const geom *g)
         int tp, ep;
     } cut[] = {{1, 1}, {2, 1}, {2, 2}, {4, 2}, {8, 2}, {6, 3}, {6, 6}, {3, 1}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
-        for (int f = KVS_WEIGHT_BF16; f <= KVS_WEIGHT_FP8; f++) {
+        /* bf16 for two of the cuts only: its bytes are those of fp8 without the scales */
+        for (int f = i < 2 ? KVS_WEIGHT_BF16 : KVS_WEIGHT_FP8; f <= KVS_WEIGHT_FP8; f++) {
             const kvs_weight_format format = (kvs_weight_format)f;
             int64_t most = 0;
             for (int r = 0; r < cut[i].tp; r++) {
