@@ -99,10 +99,12 @@ static kvs_status override_one(kern_table *t, uint32_t features, const char *tex
             continue;
         }
         if ((v->features & ~features) != 0) {
+            char lacks[96];
             return err_set(err, KVS_UNSUPPORTED,
-                           "kernels: %s=%s needs CPU features 0x%x that this machine lacks or the CPU "
-                           "cap masks; use a lower variant or raise the cap",
-                           kern_op_name(op), v->name, (unsigned)(v->features & ~features));
+                           "kernels: %s=%s needs what this machine or the CPU cap lacks (%s); take a "
+                           "lower variant or raise the cap",
+                           kern_op_name(op), v->name,
+                           cpu_describe(v->features & ~features, lacks, sizeof lacks));
         }
         apply(t, v);
         return KVS_OK;

@@ -1,0 +1,52 @@
+/* check/case_attn.h - what the attention cases share: shapes, building, comparison. */
+#ifndef KVS_CHECK_CASE_ATTN_H
+#define KVS_CHECK_CASE_ATTN_H
+
+#include "check/check.h"
+#include "check/oracle.h"
+
+enum { ATTN_MAX_LEN = 8 };
+
+typedef struct attn_shape {
+    int32_t n_head, n_lane, interleave;
+    int32_t n_req, rows;        /* query rows per request */
+    int32_t len[ATTN_MAX_LEN];  /* table mode: local keys of each row, cycled; ends at -1 */
+    int32_t topk;               /* list mode: entries per row; 0: table mode */
+    int32_t none;               /* list mode: percent of entries that are -1 */
+} attn_shape;
+
+typedef struct attn_expect {
+    orc_pool pool;
+    uint8_t *used;      /* [n_slot] slots that some row attends */
+    int32_t *pick;      /* [n_pick] heads the oracle works out */
+    int32_t n_pick;
+    orc_attn *o;        /* [n_row, n_pick] */
+    int64_t *n_key;     /* [n_row] */
+    uint64_t n_bad_id, n_all_key, n_least_fetched, n_nan;
+    int32_t all_heads;  /* every head is picked */
+    int32_t spread;     /* data without structure: the norm of a head's error is held, too */
+    int32_t clean_only; /* only that nothing but finite values and lse -inf come out */
+    float *out2, *lse2; /* what the invariance classes compute a second way; NULL elsewhere */
+} attn_expect;
+
+/* A case of a shape, in format `fmt`: queries, an empty pool (all NaN), tables or lists. */
+attn_args *attn_new(check_case *k, const attn_shape *s, int32_t fmt);
+/* Fills the slots that rows attend with keys; everything else stays NaN. */
+void attn_fill(check_case *k);
+/* The oracle's answer; after every change of keys and queries. */
+void attn_finish(check_case *k);
+uint8_t *attn_row_at(const attn_args *a, int64_t slot);
+/* Runs with scratch of the case. */
+void attn_call(const kern_table *t, check_case *k, dev_queue *q, attn_args *a);
+void attn_run(const kern_table *t, check_case *k, dev_queue *q);
+void attn_compare(check_case *k, const check_variant *v, check_result *r);
+
+/* The classes of case_attn_same.c. */
+void attn_alone(check_case *k, int32_t index);
+void attn_alone_run(const kern_table *t, check_case *k, dev_queue *q);
+void attn_tree(check_case *k, int32_t index);
+void attn_tree_run(const kern_table *t, check_case *k, dev_queue *q);
+void attn_fold(check_case *k, int32_t index);
+void attn_fold_run(const kern_table *t, check_case *k, dev_queue *q);
+
+#endif

@@ -1,0 +1,291 @@
+/* case_attn_op.c - the classes of attention cases and their shapes. */
+#include <math.h>
+#include <string.h>
+
+#include "check/case_attn.h"
+
+enum { PAGE = KVS_PAGE_TOKENS, DIM = KVS_ROW_DIM };
+
+static const int32_t g_fmt[4] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32, KVS_KV_FP8};
+
+/* Shape index % n in a format that differs each time round. */
+static int32_t fmt_of(int32_t index, int32_t n)
+{
+    return g_fmt[(index + index / n) % 4];
+}
+
+/* ---- table mode ---- */
+
+static const attn_shape g_dense[] = {
+    /* heads, lanes, I, requests, rows, lengths */
+    {16, 1, 1, 2, 3, {63, 64, 65, 128, 1, 0, -1}, 0, 0},
+    {3, 2, 2, 3, 2, {130, 127, 0, 64, 65, 300, -1}, 0, 0},
+    {8, 4, 4, 1, 8, {193, 194, 195, 196, 197, 198, 199, 200}, 0, 0},
+    {17, 8, 64, 2, 2, {600, 511, 513, 65, -1}, 0, 0},
+    {128, 8, 16, 1, 2, {300, 129, -1}, 0, 0},
+    {2, 1, 1, 3, 1, {2047, 2048, 2049, -1}, 0, 0},
+    {40, 2, 1, 4, 1, {70, 0, 3, 129, -1}, 0, 0},
+    {65, 1, 8, 2, 1, {66, 190, -1}, 0, 0},
+    {1, 2, 32, 2, 2, {4094, 4095, 4097, 4160, -1}, 0, 0},
+    {96, 4, 1, 1, 3, {100, 101, 102, -1}, 0, 0},
+    {48, 8, 1, 3, 2, {7, 8, 9, 16, 1, 515, -1}, 0, 0},
+    {64, 1, 1, 1, 5, {126, 127, 128, 129, 130, -1}, 0, 0},
+    {4, 8, 2, 1, 1, {16390, -1}, 0, 0},
+    {5, 1, 1, 0, 1, {64, -1}, 0, 0},
+};
+enum { N_DENSE = sizeof g_dense / sizeof *g_dense };
+
+static void attn_dense(check_case *k, int32_t index)
+{
+    attn_new(k, &g_dense[index % N_DENSE], fmt_of(index, N_DENSE));
+    attn_fill(k);
+    attn_finish(k);
+    ((attn_expect *)k->expect)->spread = 1;
+}
+
+/* Pages outside the pool, rows longer than the table, rows of no request, a NULL for stats. */
+static void attn_bad_pages(check_case *k, int32_t index)
+{
+    const attn_shape s = {6, 1 << (index % 4), 1 << (index % 7), 4, 2,
+                          {200, 130, 64, 300, 0, 65, 128, 255}, 0, 0};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    if (!k->failed) {
+        int32_t *table = (int32_t *)a->table;
+        table[0] = -1;
+        table[a->table_stride] = INT32_MAX;
+        table[a->table_stride + 1] = (int32_t)(a->n_slot / PAGE);
+        table[2 * a->table_stride + 1] = INT32_MIN;
+        ((int32_t *)a->row_req)[0] = 4;
+        ((int32_t *)a->row_req)[1] = -1;
+        ((int32_t *)a->kv_len)[5] = a->table_width * PAGE + 100;
+        ((int32_t *)a->kv_len)[4] = -3;
+    }
+    attn_fill(k);
+    attn_finish(k);
+}
+
+/* Rows of one request with different bounds; the keys between two bounds hold NaN. */
+static void attn_past_bound(check_case *k, int32_t index)
+{
+    static const int32_t cuts[] = {64, 63, 65, 127, 128, 30};
+    const int32_t cut = cuts[index % 6];
+    const attn_shape s = {9, 1 << (index % 4), 1 << (index % 3), 2, 3, {cut, cut + 70, cut, -1}, 0, 0};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_fill(k);
+    for (int64_t l = cut; l < cut + 70 && !k->failed; l++) {
+        for (int32_t req = 0; req < 2; req++) {
+            const int64_t slot =
+                orc_slot(a->table + req * a->table_stride, a->table_width, a->n_slot, l);
+            poison_fill(attn_row_at(a, slot), (size_t)orc_row_bytes(a->fmt));
+        }
+    }
+    attn_finish(k);
+}
+
+/* ---- list mode ---- */
+
+static const attn_shape g_sparse[] = {
+    /* heads, lanes, I, requests, rows, -, topk, percent of -1 */
+    {16, 1, 1, 1, 4, {0}, 130, 0},    {8, 8, 1, 1, 3, {0}, 256, 10},  {3, 2, 1, 1, 2, {0}, 2048, 30},
+    {128, 4, 1, 1, 2, {0}, 100, 0},   {17, 1, 1, 1, 3, {0}, 64, 50},  {40, 1, 1, 1, 3, {0}, 65, 0},
+    {48, 8, 1, 1, 2, {0}, 320, 87},   {64, 2, 1, 1, 2, {0}, 200, 87}, {65, 1, 1, 1, 2, {0}, 63, 5},
+    {96, 1, 1, 1, 2, {0}, 128, 20},   {1, 1, 1, 1, 2, {0}, 2049, 0},  {2, 8, 1, 1, 2, {0}, 4200, 3},
+    {5, 4, 1, 1, 5, {0}, 512, 100},   {8, 1, 1, 1, 2, {0}, 1, 0},     {16, 8, 1, 1, 9, {0}, 40, 60},
+};
+enum { N_SPARSE = sizeof g_sparse / sizeof *g_sparse };
+
+static void attn_sparse(check_case *k, int32_t index)
+{
+    attn_new(k, &g_sparse[index % N_SPARSE], fmt_of(index, N_SPARSE));
+    attn_fill(k);
+    attn_finish(k);
+    ((attn_expect *)k->expect)->spread = 1;
+}
+
+/* The longest selection a row may have. */
+static void attn_longest(check_case *k, int32_t index)
+{
+    const attn_shape s = {1, index % 2 != 0 ? 8 : 1, 1, 1, 1, {0}, KVS_MAX_TOPK, 1};
+    attn_new(k, &s, g_fmt[index % 4]);
+    attn_fill(k);
+    attn_finish(k);
+    ((attn_expect *)k->expect)->spread = 1;
+}
+
+/* Ids out of range, repeated ids, rows and lanes of nothing but -1, lanes without entries. */
+static void attn_list_edges(check_case *k, int32_t index)
+{
+    const attn_shape s = {7, 1 << (index % 4), 1, 1, 6, {0}, 150, 20};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
+        int32_t *list = (int32_t *)a->slots + row * a->slots_stride;
+        int32_t *count = (int32_t *)a->lane_count + row * a->n_lane;
+        const int32_t odd[] = {-2, INT32_MIN, INT32_MAX, (int32_t)a->n_slot, (int32_t)a->n_slot - 1, list[3]};
+        for (int32_t i = 0; i < s.topk; i++) {
+            if (row == 1) {
+                list[i] = -1;
+            } else if (row == 2) {
+                list[i] = odd[i % 4];
+            } else if (gen_pick(&k->r, 6) == 0) {
+                list[i] = odd[gen_pick(&k->r, 6)];
+            }
+        }
+        for (int32_t lane = 0; lane < a->n_lane; lane++) {
+            count[lane] = row == 3 ? 0 : row == 4 && lane > 0 ? 0 : count[lane];
+        }
+    }
+    attn_fill(k);
+    attn_finish(k);
+}
+
+/* ---- values ---- */
+
+/* Query of (row, head) as a multiple of one attended key: that key has all the weight. */
+static void aim(const attn_args *a, const orc_keys *keys, int64_t row, int64_t head, float factor)
+{
+    float key[DIM];
+    const int64_t slot = keys->slot[head * 7 % keys->n];
+    orc_row_read(a->fmt, a->k_scale, attn_row_at(a, slot), key);
+    for (int64_t d = 0; d < DIM; d++) {
+        gen_store((void *)a->q, a->q_type, row * a->q_stride_row + head * a->q_stride_head + d,
+                  key[d] * factor);
+    }
+}
+
+/* Scores from 1e3 to 1e33. */
+static void attn_huge(check_case *k, int32_t index)
+{
+    static const float factors[] = {3e2f, 1e4f, -1e4f, 1e15f, 1e30f, -1e30f};
+    const attn_shape s = {8, 1 << (index % 4), 1, 1, 2, {0}, 180, 10};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_fill(k);
+    orc_keys keys = {0};
+    keys.slot = case_alloc(k, orc_attn_max_keys(a), sizeof *keys.slot);
+    keys.seg = case_alloc(k, orc_attn_max_keys(a), sizeof *keys.seg);
+    for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
+        orc_attn_keys(a, row, &keys);
+        for (int64_t head = 0; head < a->n_head; head++) {
+            aim(a, &keys, row, head, factors[(index + head) % 6]);
+        }
+    }
+    attn_finish(k);
+}
+
+/* All scores equal: queries of 0, -0 and denormals. */
+static void attn_flat(check_case *k, int32_t index)
+{
+    const attn_shape s = {6, 1 << (index % 4), 1, 1, 2, {0}, 300, 10};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
+        for (int64_t head = 0; head < a->n_head; head++) {
+            static const float few[] = {0.0f, -0.0f, 1e-39f};
+            for (int64_t d = 0; d < DIM; d++) {
+                gen_store((void *)a->q, a->q_type, row * a->q_stride_row + head * a->q_stride_head + d,
+                          few[head % 3]);
+            }
+        }
+    }
+    attn_fill(k);
+    attn_finish(k);
+    ((attn_expect *)k->expect)->spread = 1;
+}
+
+/* One element of a row becomes `value`. */
+static void put_value(check_case *k, const attn_args *a, int64_t slot, float value)
+{
+    uint8_t *row = attn_row_at(a, slot);
+    const int32_t d = gen_pick(&k->r, 512);
+    if (a->fmt == KVS_KV_F32) {
+        memcpy(row + 4 * d, &value, sizeof value);
+    } else if (a->fmt == KVS_KV_BF16) {
+        const uint16_t h = orc_to_bf16(value);
+        memcpy(row + 2 * d, &h, sizeof h);
+    } else if (isnan(value)) {
+        row[d] = (uint8_t)(0x7F | (gen_pick(&k->r, 2) << 7));
+    } else {
+        const uint16_t h = orc_to_bf16(value); /* fp8 has no infinity; the rope of fp8_ds_mla has */
+        memcpy(row + (a->fmt == KVS_KV_FP8 ? 0 : 528), &h, a->fmt == KVS_KV_FP8 ? 0 : sizeof h);
+    }
+}
+
+/* A NaN among the attended keys: that segment is dropped for every head and counted. */
+static void attn_nan(check_case *k, int32_t index)
+{
+    const int two = index % 3 == 2; /* more than one segment in a lane, the NaN in the first */
+    const attn_shape s = {two ? 2 : 6, two ? 1 : 1 << (index % 4), 1, 1, 3, {0}, two ? 2300 : 190, 10};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_fill(k);
+    if (!k->failed) {
+        for (int32_t row = 0; row < 2; row++) {
+            const int32_t *list = a->slots + row * a->slots_stride;
+            int32_t i = gen_pick(&k->r, 100);
+            while (list[i] < 0) {
+                i++;
+            }
+            put_value(k, a, list[i], NAN);
+        }
+        if (index % 2 != 0) {
+            gen_store((void *)a->q, a->q_type, 2 * a->q_stride_row + a->q_stride_head + 5, NAN);
+        }
+    }
+    attn_finish(k);
+}
+
+/* Infinities among keys and values: what comes out is finite or nothing. */
+static void attn_inf(check_case *k, int32_t index)
+{
+    const attn_shape s = {8, 1 << (index % 4), 1, 1, 3, {0}, 150, 10};
+    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_fill(k);
+    for (int32_t row = 0; row < a->n_row && !k->failed; row++) {
+        const int32_t *list = a->slots + row * a->slots_stride;
+        for (int32_t i = row; i < s.topk; i += 40) {
+            if (list[i] >= 0) {
+                put_value(k, a, list[i], (i & 1) != 0 ? INFINITY : -INFINITY);
+            }
+        }
+    }
+    attn_finish(k);
+    ((attn_expect *)k->expect)->clean_only = 1;
+}
+
+/* ---- the op ---- */
+
+static int attn_filled(const kern_table *t)
+{
+    return t->attn != NULL && t->attn_scratch != NULL;
+}
+
+static int attn_same(const kern_table *a, const kern_table *b)
+{
+    return a->attn == b->attn;
+}
+
+static const check_class g_classes[] = {
+    {"dense", "scores and output accumulate in f32; lse is f32, natural log, [tokens, heads]; per-token bounds",
+     4 * N_DENSE, N_DENSE, 0, attn_dense, NULL, attn_compare},
+    {"bad pages", "an id outside the table is masked and counted, never dereferenced", 16, 4, 0,
+     attn_bad_pages, NULL, attn_compare},
+    {"past bound", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6, 0,
+     attn_past_bound, NULL, attn_compare},
+    {"sparse", "P is rounded to the product's operand type, the row sum uses the unrounded P", 4 * N_SPARSE,
+     N_SPARSE, 0, attn_sparse, NULL, attn_compare},
+    {"list edges", "-1 is none; a row with nothing to attend gives exactly (0, -inf)", 16, 4, 0,
+     attn_list_edges, NULL, attn_compare},
+    {"longest", NULL, 4, 0, 0, attn_longest, NULL, attn_compare},
+    {"huge logits", NULL, 24, 8, 0, attn_huge, NULL, attn_compare},
+    {"flat logits", NULL, 8, 4, 0, attn_flat, NULL, attn_compare},
+    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, 0, attn_nan, NULL,
+     attn_compare},
+    {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL, attn_compare},
+    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 4, 0,
+     attn_alone, attn_alone_run, attn_compare},
+    {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12, 4, 0,
+     attn_tree, attn_tree_run, attn_compare},
+    {"fold", "segments of 2048 attended keys fold in order", 8, 2, 0, attn_fold, attn_fold_run,
+     attn_compare},
+};
+
+const check_op check_attn_op = {
+    KERN_OP_attn, sizeof g_classes / sizeof *g_classes, g_classes, attn_filled, attn_same, attn_run, NULL,
+};
