@@ -55,6 +55,11 @@ const comm_stats *comm_counters(const comm *c)
     return &c->stats;
 }
 
+void comm_set_timeout(comm *c, int32_t ms)
+{
+    c->cfg.timeout_ms = ms;
+}
+
 bool comm_failed(const comm *c)
 {
     return atomic_load_explicit(&c->family->failed, memory_order_acquire);
@@ -232,7 +237,7 @@ kvs_status comm_fail_size(comm *c, const comm_head *head, int32_t rank, size_t g
 {
     char what[96];
     comm_head_text(what, sizeof what, head);
-    return comm_fail(c, "rank %d sent %zu bytes to rank %d where %zu are due in %s", rank, got,
+    return comm_fail(c, "rank %d sent %zu bytes to rank %d, which expects %zu, in %s", rank, got,
                      c->rank, want, what);
 }
 
@@ -240,7 +245,7 @@ kvs_status comm_fail_closed(comm *c, const comm_head *head, int32_t rank)
 {
     char what[96];
     comm_head_text(what, sizeof what, head);
-    return comm_fail(c, "rank %d has closed its end; rank %d is in %s", rank, c->rank, what);
+    return comm_fail(c, "rank %d has closed its end before %s", rank, what);
 }
 
 void comm_abort(comm *c, const char *reason)

@@ -4,10 +4,11 @@
  * owns: an empty shard enters with empty data. Each call carries (number, operation, bytes, root);
  * ranks compare them, and a difference ends the group with a message that says which rank called
  * what. A rank that is late by more than the time-out, has failed or has closed its end ends the
- * group too: every call on every rank returns KVS_PEER with the same reason, for ever after;
- * nothing hangs. comm_abort ends it at once with the caller's reason. A call that is refused on
- * one rank for its arguments (KVS_INVALID) or for want of memory (KVS_NOMEM) ends the group as
- * well, because that rank does not enter while the others do.
+ * group too: every call on every rank returns KVS_PEER with the same reason, for ever after
+ * (processes that notice at the same moment may word it differently); nothing hangs. comm_abort
+ * ends it at once with the caller's reason. A call that is refused on one rank for its arguments
+ * (KVS_INVALID) or for want of memory (KVS_NOMEM) ends the group as well, because that rank does
+ * not enter while the others do.
  *
  * A group and all groups split from it, directly or not, are one family and end together: whatever
  * ends one ends all, on all ranks. They close in any order.
@@ -80,7 +81,9 @@ int32_t comm_rank(const comm *c);
 int32_t comm_size(const comm *c);
 const char *comm_transport(const comm *c); /* "self", "threads", "mpi" */
 const comm_stats *comm_counters(const comm *c);
-/* Whether the group has ended. Threads: any. */
+/* Changes how long this rank waits in later calls; ms > 0. */
+void comm_set_timeout(comm *c, int32_t ms);
+/* Whether the group has ended, as far as this rank has heard. Threads: any. */
 bool comm_failed(const comm *c);
 
 /* recv [size, bytes] in rank order. In place when send == recv + rank * bytes; no other overlap. */

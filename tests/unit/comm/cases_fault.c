@@ -3,7 +3,6 @@
 #include <string.h>
 #include "base/clock.h"
 #include "cases.h"
-#include "comm/impl.h"
 
 enum { BYTES = 64, FLOATS = 16 };
 
@@ -78,9 +77,9 @@ void fault_want(fault_case *k)
 void case_fault(rank_job *job)
 {
     fault_case *k = job->ctx;
-    job->c->cfg.timeout_ms = LONG_MS;
+    comm_set_timeout(job->c, LONG_MS);
     EXPECT_OK(job, comm_barrier(job->c, &job->err));
-    job->c->cfg.timeout_ms = is_late(k->fault.kind) ? LATE_MS : LONG_MS;
+    comm_set_timeout(job->c, is_late(k->fault.kind) ? LATE_MS : LONG_MS);
     if (job->rank == k->rank) {
         EXPECT(job, comm_fault_wrap(job->c, &k->fault, &job->err) == job->c);
     }

@@ -11,7 +11,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "comm/fault.h"
-#include "comm/impl.h"
 #include "kvspan/log.h"
 #include "cases.h"
 
@@ -417,7 +416,7 @@ static void dumping_rank(rank_job *job)
     for (int i = 0; i < 5; i++) {
         EXPECT_OK(job, comm_barrier(job->c, &job->err));
     }
-    job->c->cfg.timeout_ms = LATE_MS;
+    comm_set_timeout(job->c, LATE_MS);
     while (job->rank == 2 && !comm_failed(job->c)) {
         sleep_ms(1);
     }

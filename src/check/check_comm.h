@@ -1,0 +1,41 @@
+/* check/check_comm.h: the body of `kvspan check --comm`.
+ *
+ * Runs every collective on every transport there is: what it moves and sums against a naive
+ * simulation, what it counts against the contract's formulas, and with every fault a rank can have,
+ * that all ranks end with one reason that names the rank. Transports: self, threads of 1 to 8
+ * ranks, and MPI when the process was started by mpirun and the build has it (all its processes
+ * call check_comm_run then; the one of rank 0 reports, and runs the other transports). */
+#ifndef KVS_CHECK_COMM_H
+#define KVS_CHECK_COMM_H
+
+#include <stdint.h>
+#include "kvspan/status.h"
+
+typedef struct check_comm_totals {
+    int64_t n_passed;
+    int64_t n_failed;
+    int64_t n_skipped;
+} check_comm_totals;
+
+typedef struct check_comm_config {
+    uint64_t seed; /* of the data                                                             */
+    int32_t quick; /* 1: fewer group sizes, smaller data; under 15 s                          */
+    int32_t
+        timeout_ms; /* of the calls in which a rank is late on purpose; 0: 1000                */
+    /* Receives each row as it is finished, without newline:
+     *     op=all_gather transport=threads n=3 fault=none size=odd pass calls=12 bytes=29484
+     *     op=barrier transport=threads n=3 fault=stall rank=2 pass ms=1000.4 "rank 2 more than ..."
+     * a failed one has FAIL and, last, the first thing that was wrong; a skipped one skip and why.
+     * Called from the calling thread; NULL: not wanted. */
+    void (*line)(void *ctx, const char *text);
+    void *ctx;
+    check_comm_totals
+        *totals; /* rows; filled also on failure; NULL: not wanted                    */
+} check_comm_config;
+
+/* KVS_OK: it ran and no row failed. KVS_INTERNAL: a row failed; the message has the number and the
+ * first one. KVS_INVALID: a negative time-out. Else it could not run. While it runs, the library's
+ * log is silent for the subsystem comm; the level comes back as given by KVS_LOG. */
+kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err);
+
+#endif
