@@ -40,7 +40,7 @@ typedef enum kvs_log_sys {
 #define KVS_LOG_SYS_ENUM(name, word) KVS_LOG_##name,
     KVS_LOG_SYS_LIST(KVS_LOG_SYS_ENUM)
 #undef KVS_LOG_SYS_ENUM
-    KVS_LOG_N_SYS
+        KVS_LOG_N_SYS
 } kvs_log_sys;
 
 /* fn gets finished text without a newline, valid during the call, from any thread but never from

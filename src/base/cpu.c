@@ -19,7 +19,13 @@
 #define XCR0_AVX512 UINT64_C(0xE6)    /* and opmask, both zmm */
 #define XCR0_AMX    UINT64_C(0x60000) /* tile config and data */
 
-enum { L1_ECX_FMA = 12, L1_ECX_POPCNT = 23, L1_ECX_OSXSAVE = 27, L1_ECX_AVX = 28, L1_ECX_F16C = 29 };
+enum {
+    L1_ECX_FMA = 12,
+    L1_ECX_POPCNT = 23,
+    L1_ECX_OSXSAVE = 27,
+    L1_ECX_AVX = 28,
+    L1_ECX_F16C = 29
+};
 
 typedef struct feature_bit {
     uint32_t feature;

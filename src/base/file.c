@@ -97,9 +97,8 @@ kvs_status file_pread(const file *f, void *buf, size_t n, int64_t off, kvs_error
         }
         if (got == 0) {
             const int64_t end = off + (int64_t)done;
-            const kvs_status st =
-                err_set(err, KVS_FORMAT, "%s: ends at byte %lld, %zu bytes short", f->path,
-                        (long long)end, n - done);
+            const kvs_status st = err_set(err, KVS_FORMAT, "%s: ends at byte %lld, %zu bytes short",
+                                          f->path, (long long)end, n - done);
             err_at(err, end);
             return st;
         }
@@ -234,8 +233,8 @@ kvs_status file_map_sparse(void **p, const char *dir, size_t bytes, kvs_error *e
                        (size_t)PTRDIFF_MAX);
     }
     const char *name = dir != NULL ? dir : "memory file";
-    const int fd = dir != NULL ? open_retry(dir, O_TMPFILE | O_RDWR)
-                               : memfd_create("kvspan", MFD_CLOEXEC);
+    const int fd =
+        dir != NULL ? open_retry(dir, O_TMPFILE | O_RDWR) : memfd_create("kvspan", MFD_CLOEXEC);
     if (fd < 0) {
         return io_error(err, name, "create a file without a name");
     }

@@ -190,8 +190,9 @@ kvs_status jsonw_finish(jsonw *w, const char **text, kvs_error *err)
         return err_set(err, KVS_NOMEM, "no memory for %zu bytes of JSON", w->text.n);
     }
     if (w->misused || w->depth != 0 || !w->filled[0]) {
-        return err_set(err, KVS_INTERNAL, "the JSON is not well-formed: a value without its key, "
-                                          "out of place or not ended");
+        return err_set(err, KVS_INTERNAL,
+                       "the JSON is not well-formed: a value without its key, "
+                       "out of place or not ended");
     }
     buf_char(&w->text, '\n');
     if (w->text.failed) {

@@ -16,6 +16,7 @@
 #define MAX_THREAD 1024
 #define MAX_GPUS   65536
 
+/* clang-format off */
 static const knob rows[] = {
     /* Common. */
     {.name = "device", .kind = KNOB_WORD, .arg = "D", .commands = KNOB_BENCH | KNOB_CHECK,
@@ -129,6 +130,7 @@ static const knob rows[] = {
     {.name = "chunk", .kind = KNOB_INT, .arg = "N", .commands = KNOB_PLAN, .lo = 1,
      .hi = 1 << 20, .def = "2048", .help = "prompt tokens of one step"},
 };
+/* clang-format on */
 
 static const struct {
     const char *word;
@@ -144,8 +146,8 @@ const knob *knob_find(const char *name, uint32_t command)
 {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const knob *k = &rows[i];
-        const bool named = strcmp(k->name, name) == 0 ||
-                           (k->alias != NULL && strcmp(k->alias, name) == 0);
+        const bool named =
+            strcmp(k->name, name) == 0 || (k->alias != NULL && strcmp(k->alias, name) == 0);
         if (named && (command == 0 || (k->commands & command) != 0)) {
             return k;
         }
@@ -229,9 +231,8 @@ static bool parse_bytes(const knob *k, const char *s, int64_t *v)
     static const struct {
         const char *unit;
         double scale;
-    } units[] = {{"", 1},         {"B", 1},        {"kB", 1e3},      {"MB", 1e6},
-                 {"GB", 1e9},     {"TB", 1e12},    {"KiB", 0x1p10},  {"MiB", 0x1p20},
-                 {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+    } units[] = {{"", 1},      {"B", 1},        {"kB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+                 {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
     char *end = NULL;
     const double x = to_real(s, &end);
     if (end == s || !isdigit((unsigned char)s[0])) {

@@ -66,8 +66,7 @@ static kvs_status parse_spec(const char *spec, int level[KVS_LOG_N_SYS], kvs_err
                            "LEVEL,SUBSYSTEM=LEVEL with off, error, warn, info, debug",
                            spec, (int)n, p);
         }
-        const int sys =
-            eq != NULL ? find_word(p, (size_t)(eq - p), sys_words, KVS_LOG_N_SYS) : -1;
+        const int sys = eq != NULL ? find_word(p, (size_t)(eq - p), sys_words, KVS_LOG_N_SYS) : -1;
         if (eq != NULL && sys < 0) {
             return err_set(err, KVS_INVALID,
                            "log levels \"%s\": no subsystem \"%.*s\"; there are core, load, kv, "
@@ -197,8 +196,7 @@ void log_write(kvs_log_level level, kvs_log_sys sys, const char *fmt, ...)
 bool log_gate_open(log_gate *g, int64_t t_ns, int64_t *n_dropped)
 {
     int_fast64_t next = atomic_load_explicit(&g->next_ns, memory_order_relaxed);
-    if (t_ns < next ||
-        !atomic_compare_exchange_strong(&g->next_ns, &next, t_ns + GATE_NS)) {
+    if (t_ns < next || !atomic_compare_exchange_strong(&g->next_ns, &next, t_ns + GATE_NS)) {
         atomic_fetch_add_explicit(&g->n_dropped, 1, memory_order_relaxed);
         return false;
     }

@@ -45,9 +45,9 @@ static void count_add(int64_t bytes, int64_t n)
     const int64_t live =
         atomic_fetch_add_explicit(&g_mem.live_bytes, bytes, memory_order_relaxed) + bytes;
     int64_t peak = atomic_load_explicit(&g_mem.peak_bytes, memory_order_relaxed);
-    while (live > peak && !atomic_compare_exchange_weak_explicit(&g_mem.peak_bytes, &peak, live,
-                                                                 memory_order_relaxed,
-                                                                 memory_order_relaxed)) {
+    while (live > peak &&
+           !atomic_compare_exchange_weak_explicit(&g_mem.peak_bytes, &peak, live,
+                                                  memory_order_relaxed, memory_order_relaxed)) {
     }
 }
 

@@ -224,8 +224,8 @@ static kvs_status read_line(kvs_options *o, const char *command, int argc, char 
             option_value *v = &o->row[c - 256];
             char what[64];
             snprintf(what, sizeof what, "--%s", v->k->name);
-            TRY(value_set(v, what, v->k->kind == KNOB_FLAG ? "1" : optarg,
-                          KVS_OPTION_COMMAND_LINE, err));
+            TRY(value_set(v, what, v->k->kind == KNOB_FLAG ? "1" : optarg, KVS_OPTION_COMMAND_LINE,
+                          err));
             continue;
         }
         const int missing = c == ':' ? letter_row(o, optopt) : 0;
@@ -274,8 +274,9 @@ static kvs_status check_pairs(const kvs_options *o, kvs_error *err)
     const char *exchange = kvs_options_text(o, "exchange", 0);
     if (kvs_options_flag(o, "deterministic") && exchange != NULL &&
         strcmp(exchange, "ag_rs") == 0) {
-        return err_set(err, KVS_INVALID, "--exchange ag_rs does not promise the same bits: use "
-                                         "--exchange a2a with --deterministic");
+        return err_set(err, KVS_INVALID,
+                       "--exchange ag_rs does not promise the same bits: use "
+                       "--exchange a2a with --deterministic");
     }
     if (kvs_options_flag(o, "warm") && kvs_options_flag(o, "cold")) {
         return err_set(err, KVS_INVALID, "--warm and --cold exclude each other: give one");
@@ -374,8 +375,8 @@ int32_t kvs_options_count(const kvs_options *o, const char *name)
 int64_t kvs_options_int(const kvs_options *o, const char *name, int32_t i)
 {
     const option_value *v = lookup(o, name);
-    const bool ok = v != NULL && i >= 0 && i < v->n &&
-                    (v->k->kind == KNOB_INT || v->k->kind == KNOB_BYTES);
+    const bool ok =
+        v != NULL && i >= 0 && i < v->n && (v->k->kind == KNOB_INT || v->k->kind == KNOB_BYTES);
     return ok ? v->v[i].i : 0;
 }
 
@@ -423,8 +424,8 @@ size_t kvs_options_help(const char *command, char *buf, size_t cap)
         }
         const char *def = k->def != NULL ? k->def : k->def_say;
         const int m = snprintf(
-            n < cap ? buf + n : NULL, n < cap ? cap - n : 0, "  %-30s %s\n%33s%s%s%s%s%s%s\n",
-            left, k->help, "", range, range[0] != '\0' ? "; " : "", def != NULL ? "default " : "",
+            n < cap ? buf + n : NULL, n < cap ? cap - n : 0, "  %-30s %s\n%33s%s%s%s%s%s%s\n", left,
+            k->help, "", range, range[0] != '\0' ? "; " : "", def != NULL ? "default " : "",
             def != NULL ? def : "", def != NULL ? "; " : "", knob_env_name(k, var, sizeof var));
         n += m > 0 ? (size_t)m : 0;
     }

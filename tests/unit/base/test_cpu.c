@@ -72,11 +72,11 @@ static void each_bit_is_its_own(void **state)
         int word, bit;
         uint32_t feature;
     } bits[] = {
-        {0, 12, CPU_FMA},        {0, 23, CPU_POPCNT},      {0, 29, CPU_F16C},
-        {1, 5, CPU_AVX2},        {1, 8, CPU_BMI2},         {1, 17, CPU_AVX512DQ},
-        {1, 30, CPU_AVX512BW},   {1, 31, CPU_AVX512VL},    {2, 1, CPU_AVX512VBMI},
-        {2, 6, CPU_AVX512VBMI2}, {2, 11, CPU_AVX512VNNI},  {3, 22, CPU_AMX_BF16},
-        {3, 24, CPU_AMX_TILE},   {3, 25, CPU_AMX_INT8},    {4, 5, CPU_AVX512BF16},
+        {0, 12, CPU_FMA},        {0, 23, CPU_POPCNT},     {0, 29, CPU_F16C},
+        {1, 5, CPU_AVX2},        {1, 8, CPU_BMI2},        {1, 17, CPU_AVX512DQ},
+        {1, 30, CPU_AVX512BW},   {1, 31, CPU_AVX512VL},   {2, 1, CPU_AVX512VBMI},
+        {2, 6, CPU_AVX512VBMI2}, {2, 11, CPU_AVX512VNNI}, {3, 22, CPU_AMX_BF16},
+        {3, 24, CPU_AMX_TILE},   {3, 25, CPU_AMX_INT8},   {4, 5, CPU_AVX512BF16},
     };
     for (size_t i = 0; i < UNIT_COUNT(bits); i++) {
         cpu_leaves l = everything();
@@ -105,14 +105,22 @@ static void features_agree_with_the_kernel(void **state)
         uint32_t feature;
         const char *flag;
     } flags[] = {
-        {CPU_POPCNT, " popcnt "},         {CPU_BMI2, " bmi2 "},
-        {CPU_F16C, " f16c "},             {CPU_FMA, " fma "},
-        {CPU_AVX2, " avx2 "},             {CPU_AVX512F, " avx512f "},
-        {CPU_AVX512BW, " avx512bw "},     {CPU_AVX512DQ, " avx512dq "},
-        {CPU_AVX512VL, " avx512vl "},     {CPU_AVX512VBMI, " avx512vbmi "},
-        {CPU_AVX512VBMI2, " avx512_vbmi2 "}, {CPU_AVX512VNNI, " avx512_vnni "},
-        {CPU_AVX512BF16, " avx512_bf16 "}, {CPU_AMX_TILE, " amx_tile "},
-        {CPU_AMX_BF16, " amx_bf16 "},     {CPU_AMX_INT8, " amx_int8 "},
+        {CPU_POPCNT, " popcnt "},
+        {CPU_BMI2, " bmi2 "},
+        {CPU_F16C, " f16c "},
+        {CPU_FMA, " fma "},
+        {CPU_AVX2, " avx2 "},
+        {CPU_AVX512F, " avx512f "},
+        {CPU_AVX512BW, " avx512bw "},
+        {CPU_AVX512DQ, " avx512dq "},
+        {CPU_AVX512VL, " avx512vl "},
+        {CPU_AVX512VBMI, " avx512vbmi "},
+        {CPU_AVX512VBMI2, " avx512_vbmi2 "},
+        {CPU_AVX512VNNI, " avx512_vnni "},
+        {CPU_AVX512BF16, " avx512_bf16 "},
+        {CPU_AMX_TILE, " amx_tile "},
+        {CPU_AMX_BF16, " amx_bf16 "},
+        {CPU_AMX_INT8, " amx_int8 "},
     };
     for (size_t i = 0; i < UNIT_COUNT(flags); i++) {
         const int have = (cpu_features() & flags[i].feature) != 0;
@@ -173,8 +181,7 @@ static void names_are_listed(void **state)
     (void)state;
     char buf[256];
     assert_string_equal(cpu_describe(0, buf, sizeof buf), "");
-    assert_string_equal(cpu_describe(CPU_FMA | CPU_AVX512BF16, buf, sizeof buf),
-                        "fma avx512bf16");
+    assert_string_equal(cpu_describe(CPU_FMA | CPU_AVX512BF16, buf, sizeof buf), "fma avx512bf16");
     assert_string_equal(cpu_describe(CPU_FMA | CPU_AVX512BF16, buf, 7), "fma av");
     assert_true(strlen(cpu_describe(UINT32_MAX, buf, sizeof buf)) > 100);
 }

@@ -82,8 +82,8 @@ static void every_byte_gives_valid_utf8(void **state)
             json_t *j = finish(&w);
             const char *got = json_string_value(j);
             const size_t n = json_string_length(j);
-            const int valid = (a < 0x80 && b < 0x80) ||
-                              (a >= 0xC2 && a <= 0xDF && b >= 0x80 && b <= 0xBF);
+            const int valid =
+                (a < 0x80 && b < 0x80) || (a >= 0xC2 && a <= 0xDF && b >= 0x80 && b <= 0xBF);
             if (valid) {
                 assert_int_equal(n, 3);
                 assert_memory_equal(got, s, 3);
@@ -98,10 +98,10 @@ static void every_byte_gives_valid_utf8(void **state)
     static const struct {
         const char *s;
         int n_bad;
-    } c[] = {{"\xE2\x82\xAC", 0},     {"\xF0\x9F\x98\x80", 0}, {"\xED\xA0\x80", 3},
-             {"\xE0\x80\x80", 3},     {"\xF4\x90\x80\x80", 4}, {"\xF0\x80\x80\x80", 4},
-             {"\xEF\xBF\xBF", 0},     {"\xF4\x8F\xBF\xBF", 0}, {"\xE2\x82", 2},
-             {"\xF0\x9F\x98", 3},     {"\xF5\x80\x80\x80", 4}, {"\xC0\x80", 2}};
+    } c[] = {{"\xE2\x82\xAC", 0}, {"\xF0\x9F\x98\x80", 0}, {"\xED\xA0\x80", 3},
+             {"\xE0\x80\x80", 3}, {"\xF4\x90\x80\x80", 4}, {"\xF0\x80\x80\x80", 4},
+             {"\xEF\xBF\xBF", 0}, {"\xF4\x8F\xBF\xBF", 0}, {"\xE2\x82", 2},
+             {"\xF0\x9F\x98", 3}, {"\xF5\x80\x80\x80", 4}, {"\xC0\x80", 2}};
     for (size_t i = 0; i < UNIT_COUNT(c); i++) {
         jsonw w;
         jsonw_init(&w);
@@ -134,8 +134,9 @@ static void text_ends_where_its_length_says(void **state)
 static void numbers_read_back_exactly(void **state)
 {
     (void)state;
-    static const double fixed[] = {0, -0.0, 1, 0.1, 1e300, 5e-324, 1.7976931348623157e308,
-                                   1.0 / 3, 123456789012345680.0, 2.5, -1e-7};
+    static const double fixed[] = {
+        0,   -0.0, 1, 0.1, 1e300, 5e-324, 1.7976931348623157e308, 1.0 / 3, 123456789012345680.0,
+        2.5, -1e-7};
     for (int round = 0; round < 2; round++) {
         const int other = round == 1 && setlocale(LC_ALL, "de_DE.UTF-8") != NULL;
         for (int i = 0; i < 2000; i++) {

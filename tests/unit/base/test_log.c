@@ -6,7 +6,8 @@
 
 #include "base/log.h"
 
-typedef struct catch {
+typedef struct catch
+{
     int n;
     kvs_log_level level;
     kvs_log_sys sys;
@@ -14,7 +15,8 @@ typedef struct catch {
     int inside; /* plain: two callers at once would be a race */
     int overlap;
     int recurse;
-} catch;
+}
+catch;
 
 static void on_line(void *ctx, kvs_log_level level, kvs_log_sys sys, const char *text)
 {
@@ -80,9 +82,9 @@ static void levels_select_lines(void **state)
 static void bad_specs_change_nothing(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",        "loud",    "kv=loud", "what=info", "info,debug",
-                                      "info,",   "info,kv", "=info",   "kv=",       ",kv=info",
-                                      "info kv", "INFO"};
+    static const char *const bad[] = {"",           "loud",     "kv=loud", "what=info",
+                                      "info,debug", "info,",    "info,kv", "=info",
+                                      "kv=",        ",kv=info", "info kv", "INFO"};
     for (size_t i = 0; i < UNIT_COUNT(bad); i++) {
         kvs_error err = {0};
         assert_int_equal(kvs_log_levels(bad[i], &err), KVS_INVALID);

@@ -153,8 +153,8 @@ static void flags_read_words_from_variables(void **state)
     static const struct {
         const char *word;
         int want; /* -1 refused */
-    } c[] = {{"1", 1},  {"true", 1}, {"yes", 1}, {"on", 1},  {"0", 0},
-             {"no", 0}, {"off", 0},  {"", 0},    {"2", -1},  {"TRUE", -1}};
+    } c[] = {{"1", 1},  {"true", 1}, {"yes", 1}, {"on", 1}, {"0", 0},
+             {"no", 0}, {"off", 0},  {"", 0},    {"2", -1}, {"TRUE", -1}};
     for (size_t i = 0; i < UNIT_COUNT(c); i++) {
         setenv("KVS_QUICK", c[i].word, 1);
         kvs_options *o = NULL;
@@ -177,16 +177,26 @@ static void sizes_have_units(void **state)
     static const struct {
         const char *s;
         int64_t want; /* 0 refused */
-    } c[] = {{"141GB", INT64_C(141000000000)}, {"131GiB", INT64_C(131) << 30},
-             {"1.5GiB", INT64_C(3) << 29},     {"2000000", 2000000},
-             {"2000000B", 2000000},            {"80MB", 80000000},
-             {"2048KiB", 2 << 20},             {"5000kB", 5000000},
-             {"0.5TB", INT64_C(500000000000)}, {"1TiB", INT64_C(1) << 40},
-             {"80G", 0},                       {"80gb", 0},
-             {"-5GB", 0},                      {"GB", 0},
-             {"1MB", 0},                       {"5000TiB", 0},
-             {"nanGB", 0},                     {" 80GB", 0},
-             {"80GB ", 0},                     {"1e400GB", 0}};
+    } c[] = {{"141GB", INT64_C(141000000000)},
+             {"131GiB", INT64_C(131) << 30},
+             {"1.5GiB", INT64_C(3) << 29},
+             {"2000000", 2000000},
+             {"2000000B", 2000000},
+             {"80MB", 80000000},
+             {"2048KiB", 2 << 20},
+             {"5000kB", 5000000},
+             {"0.5TB", INT64_C(500000000000)},
+             {"1TiB", INT64_C(1) << 40},
+             {"80G", 0},
+             {"80gb", 0},
+             {"-5GB", 0},
+             {"GB", 0},
+             {"1MB", 0},
+             {"5000TiB", 0},
+             {"nanGB", 0},
+             {" 80GB", 0},
+             {"80GB ", 0},
+             {"1e400GB", 0}};
     for (int round = 0; round < 2; round++) {
         if (round == 1) {
             setlocale(LC_ALL, "de_DE.UTF-8");
