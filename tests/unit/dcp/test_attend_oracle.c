@@ -58,11 +58,15 @@ static double o_pow2_scale(double amax, double floor_)
 }
 
 /* What attention reads of a row that was given as x. */
-static void o_row(kvs_kv_format fmt, const float *x, double *y)
+static void o_row(const scenario *s, const float *x, double *y)
 {
+    const kvs_kv_format fmt = s->kv;
+    const double k_scale = s->k_scale != 0.0f ? (double)s->k_scale : 1.0;
     for (int i = 0; i < 576; i++) {
         const double in = fmt == KVS_KV_F32 ? (double)x[i] : o_bf16((double)x[i]);
-        y[i] = fmt == KVS_KV_FP8 ? o_e4m3(in) : in;
+        /* quotient and product are f32 before they are rounded further */
+        const double q = o_e4m3((double)(float)(in / k_scale));
+        y[i] = fmt == KVS_KV_FP8 ? o_bf16((double)(float)(q * k_scale)) : in;
     }
     if (fmt != KVS_KV_FP8_DS_MLA) {
         return;
@@ -72,9 +76,9 @@ static void o_row(kvs_kv_format fmt, const float *x, double *y)
         for (int i = 0; i < 128; i++) {
             amax = fmax(amax, fabs(y[t * 128 + i]));
         }
-        const double s = o_pow2_scale(amax / 448.0, 1e-4);
+        const double scale = o_pow2_scale(amax / 448.0, 1e-4);
         for (int i = 0; i < 128; i++) {
-            y[t * 128 + i] = o_bf16(o_e4m3(y[t * 128 + i] / s) * s);
+            y[t * 128 + i] = o_bf16(o_e4m3(y[t * 128 + i] / scale) * scale);
         }
     }
 }
@@ -99,7 +103,7 @@ static void o_attend(const scenario *s, int32_t req_id, int64_t pos, int32_t hea
     for (int32_t k = 0; k < n; k++) {
         double *y = rows + (size_t)k * 576;
         data_row(s, req_id, ids[k], x);
-        o_row(s->kv, x, y);
+        o_row(s, x, y);
         double sum = 0;
         for (int i = 0; i < 576; i++) {
             sum += q[i] * y[i];
@@ -262,8 +266,7 @@ static void check_all(const scenario *s, const outcome *o)
     }
 }
 
-static void run_case(kvs_kv_format fmt, kvs_attend how, int32_t dcp, int32_t interleave,
-                     kvs_dtype out_type)
+static scenario three_requests(kvs_kv_format fmt, kvs_attend how, int32_t dcp)
 {
     scenario s = scenario_default();
     static const int64_t seq[] = {300, 3, 66};
@@ -277,10 +280,17 @@ static void run_case(kvs_kv_format fmt, kvs_attend how, int32_t dcp, int32_t int
     s.kv = fmt;
     s.how = how;
     s.dcp = dcp;
-    s.interleave = interleave;
-    s.out_type = out_type;
     s.n_index_head = how == KVS_ATTEND_SPARSE ? 8 : 0;
     s.q_type = KVS_DTYPE_F32;
+    return s;
+}
+
+static void run_case(kvs_kv_format fmt, kvs_attend how, int32_t dcp, int32_t interleave,
+                     kvs_dtype out_type)
+{
+    scenario s = three_requests(fmt, how, dcp);
+    s.interleave = interleave;
+    s.out_type = out_type;
     outcome o;
     world_run(&s, &o);
     check_all(&s, &o);
@@ -310,11 +320,42 @@ static void test_dense(void **state)
     }
 }
 
+/* fp8 rows are divided and multiplied by k_scale; other formats ignore one that is given. */
+static void test_k_scale(void **state)
+{
+    (void)state;
+    static const kvs_attend how[] = {KVS_ATTEND_DENSE, KVS_ATTEND_CONTEXT};
+    for (size_t m = 0; m < 2; m++) {
+        scenario s = three_requests(KVS_KV_FP8, how[m], 4);
+        outcome one;
+        outcome o;
+        world_run(&s, &one);
+        s.k_scale = 0.06f;
+        world_run(&s, &o);
+        check_all(&s, &o);
+        outcome_fini(&o);
+        /* a power of two moves only what e4m3 holds as a subnormal, 2^-9 apart */
+        s.k_scale = 0.5f;
+        world_run(&s, &o);
+        for (int64_t i = 0; i < (int64_t)o.n_row * o.n_head * 512; i++) {
+            assert_true(fabs((double)o.out[i] - (double)one.out[i]) < 0.03);
+        }
+        outcome_fini(&o);
+        outcome_fini(&one);
+        s = three_requests(KVS_KV_BF16, how[m], 4);
+        s.k_scale = 0.06f;
+        world_run(&s, &o);
+        check_all(&s, &o);
+        outcome_fini(&o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sparse),
         cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_k_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "base/err.h"
 #include "comm/comm.h"
 #include "kv/cache.h"
 #include "num/fmt.h"
@@ -30,9 +31,12 @@ static uint64_t mix(uint64_t x)
 }
 
 /* About normal with unit variance: the sum of four uniform 16-bit numbers. */
-static void fill(const scenario *s, int kind, int32_t req_id, int64_t pos, int32_t head, float *x,
-                 int n, float scale)
+static void fill(const scenario *s, world_data kind, int32_t req_id, int64_t pos, int32_t head,
+                 float *x, int n, float scale)
 {
+    if (s->data != NULL && s->data(kind, req_id, pos, head, x, n)) {
+        return;
+    }
     uint64_t key = mix(s->seed + (uint64_t)kind);
     key = mix(key ^ (uint64_t)req_id);
     key = mix(key + (uint64_t)pos);
@@ -47,28 +51,28 @@ static void fill(const scenario *s, int kind, int32_t req_id, int64_t pos, int32
 
 void data_row(const scenario *s, int32_t req_id, int64_t pos, float row[576])
 {
-    fill(s, 1, req_id, pos, 0, row, 576, 1.0f);
+    fill(s, DATA_ROW, req_id, pos, 0, row, 576, 1.0f);
 }
 
 void data_index_key(const scenario *s, int32_t req_id, int64_t pos, float key[128])
 {
-    fill(s, 2, req_id, pos, 0, key, 128, 1.0f);
+    fill(s, DATA_INDEX_KEY, req_id, pos, 0, key, 128, 1.0f);
 }
 
 void data_query(const scenario *s, int32_t req_id, int64_t pos, int32_t head, float q[576])
 {
-    fill(s, 3, req_id, pos, head, q, 576, 2.0f);
+    fill(s, DATA_QUERY, req_id, pos, head, q, 576, 2.0f);
 }
 
 void data_index_query(const scenario *s, int32_t req_id, int64_t pos, int32_t head, float q[128])
 {
-    fill(s, 4, req_id, pos, head, q, 128, 1.0f);
+    fill(s, DATA_INDEX_QUERY, req_id, pos, head, q, 128, 1.0f);
 }
 
 float data_index_weight(const scenario *s, int32_t req_id, int64_t pos, int32_t head)
 {
     float w = 0.0f;
-    fill(s, 5, req_id, pos, head, &w, 1, 1.0f);
+    fill(s, DATA_INDEX_WEIGHT, req_id, pos, head, &w, 1, 1.0f);
     return w;
 }
 
@@ -94,6 +98,7 @@ scenario scenario_default(void)
     s.q_len[0] = 1;
     s.seq_len[0] = 100;
     s.threads = 1;
+    s.spare_pages = 3;
     return s;
 }
 
@@ -115,8 +120,8 @@ typedef struct world {
     pthread_cond_t turn;
     int32_t running; /* rank that may run, with serialise; -1: none */
     kvs_cache *cache[WORLD_MAX_TP];
-    int64_t n_page, width;
-    int32_t *table; /* [n_req, width] */
+    int64_t n_page, width, stride;
+    int32_t *table; /* [n_req, stride] */
 } world;
 
 typedef struct rank_ctx {
@@ -186,7 +191,7 @@ static kvs_status plan_step(kvs_dcp *d, const world *w, const step *st, kvs_erro
         .q_len = st->q_len,
         .seq_len = st->seq_len,
         .table = w->table,
-        .table_stride = w->width,
+        .table_stride = w->stride,
         .n_page = w->n_page,
     };
     return kvs_dcp_plan(d, &b, err);
@@ -295,6 +300,23 @@ static kvs_status do_select(kvs_dcp *d, const rank_ctx *r, int32_t rows, kvs_err
     return rc;
 }
 
+/* The row behind the step's last one is still as it was before. */
+static bool is_untouched(const void *out, const float *lse, int32_t rows, int32_t heads,
+                         kvs_dtype type)
+{
+    const size_t bytes = (size_t)heads * 512 * type_bytes(type);
+    const uint8_t *o = (const uint8_t *)out + (size_t)rows * bytes;
+    const uint8_t *l = (const uint8_t *)(lse + (size_t)rows * (size_t)heads);
+    int all = 0xFF;
+    for (size_t i = 0; i < bytes; i++) {
+        all &= o[i];
+    }
+    for (size_t i = 0; i < (size_t)heads * sizeof *lse; i++) {
+        all &= l[i];
+    }
+    return all == 0xFF;
+}
+
 static kvs_status do_attend(kvs_dcp *d, const rank_ctx *r, int32_t rows, kvs_error *err)
 {
     const scenario *s = r->w->s;
@@ -317,6 +339,9 @@ static kvs_status do_attend(kvs_dcp *d, const rank_ctx *r, int32_t rows, kvs_err
     }
     kvs_status rc = kvs_dcp_attend(d, r->w->cache[r->rank], 0, s->how, q, s->q_type, out,
                                    s->out_type, lse, err);
+    if (rc >= 0 && !is_untouched(out, lse, rows, hl, s->out_type)) {
+        rc = err_set(err, KVS_INTERNAL, "rows behind the %d of the step were written", rows);
+    }
     for (int32_t t = 0; rc >= 0 && t < rows; t++) {
         const int64_t head = (int64_t)t * o->n_head + (int64_t)r->rank * hl;
         memcpy(o->lse + head, lse + (int64_t)t * hl, (size_t)hl * sizeof *lse);
@@ -346,6 +371,7 @@ static kvs_status open_cache(rank_ctx *r, kvs_error *err)
     cc.rank = r->rank % s->dcp;
     cc.n_page = r->w->n_page;
     cc.kernel_level = s->kernel_level;
+    cc.k_scale = s->k_scale != 0.0f ? &s->k_scale : NULL;
     kvs_status rc = kvs_cache_create(&r->w->cache[r->rank], &cc, err);
     if (rc >= 0) {
         /* NaN in every format: what nobody wrote must not be read */
@@ -355,12 +381,48 @@ static kvs_status open_cache(rank_ctx *r, kvs_error *err)
     return rc;
 }
 
+static void outcome_init(const scenario *s, outcome *o);
+
+/* Step k of those that come before: whatever it leaves behind must not show. */
+static kvs_status warm_step(kvs_dcp *d, const rank_ctx *r, int32_t k, kvs_error *err)
+{
+    scenario s = *r->w->s;
+    step st;
+    memset(&st, 0, sizeof st);
+    st.n_req = s.n_req;
+    for (int32_t i = 0; i < s.n_req; i++) {
+        s.seq_len[i] -= s.q_len[i];
+        s.q_len[i] = s.warm[k][i] < s.seq_len[i] ? s.warm[k][i] : (int32_t)s.seq_len[i];
+        st.q_len[i] = s.q_len[i];
+        st.seq_len[i] = s.seq_len[i];
+    }
+    outcome o;
+    outcome_init(&s, &o);
+    world w = *r->w;
+    w.s = &s;
+    w.o = &o;
+    const rank_ctx own = {&w, r->comm, r->rank};
+    const int32_t rows = scenario_rows(&s);
+    kvs_status rc = plan_step(d, &w, &st, err);
+    rc = rc < 0 ? rc : write_step(d, &own, &st, err);
+    if (s.how == KVS_ATTEND_SPARSE) {
+        rc = rc < 0 ? rc : do_select(d, &own, rows, err);
+    }
+    rc = rc < 0 ? rc : do_attend(d, &own, rows, err);
+    rc = rc < 0 ? rc : kvs_dcp_finish(d, NULL, err);
+    outcome_fini(&o);
+    return rc;
+}
+
 static kvs_status rank_steps(rank_ctx *r, kvs_dcp *d, int32_t max_rows, kvs_error *err)
 {
     const scenario *s = r->w->s;
     outcome *o = r->w->o;
     const int32_t rows = scenario_rows(s);
     kvs_status rc = write_history(d, r, max_rows, err);
+    for (int32_t k = 0; k < s->n_warm && rc >= 0; k++) {
+        rc = warm_step(d, r, k, err);
+    }
     step st;
     memset(&st, 0, sizeof st);
     st.n_req = s->n_req;
@@ -414,6 +476,7 @@ static kvs_status rank_run(rank_ctx *r, kvs_error *err)
     for (int32_t i = 0; i < s->n_req; i++) {
         dc.max_len = s->seq_len[i] > dc.max_len ? s->seq_len[i] : dc.max_len;
     }
+    dc.max_len = s->max_len > 0 ? s->max_len : dc.max_len;
     dc.threads = s->threads;
     dc.kernel_level = s->kernel_level;
     dc.trace = s->how == KVS_ATTEND_SPARSE && s->select == WORLD_INDEXER;
@@ -457,7 +520,8 @@ static void make_tables(world *w)
     for (int32_t i = 0; i < s->n_req; i++) {
         used += kvs_table_width(s->dcp, s->seq_len[i]);
     }
-    w->n_page = used + 3;
+    w->n_page = used + s->spare_pages;
+    w->stride = w->width + s->table_pad;
     int32_t *order = malloc((size_t)w->n_page * sizeof *order);
     for (int64_t i = 0; i < w->n_page; i++) {
         order[i] = (int32_t)i;
@@ -468,12 +532,12 @@ static void make_tables(world *w)
         order[i] = order[j];
         order[j] = t;
     }
-    w->table = malloc((size_t)(s->n_req * w->width + 1) * sizeof *w->table);
+    w->table = malloc((size_t)(s->n_req * w->stride + 1) * sizeof *w->table);
     int64_t next = 0;
     for (int32_t i = 0; i < s->n_req; i++) {
         const int64_t need = kvs_table_width(s->dcp, s->seq_len[i]);
-        for (int64_t b = 0; b < w->width; b++) {
-            w->table[i * w->width + b] = b < need ? order[next++] : -1;
+        for (int64_t b = 0; b < w->stride; b++) {
+            w->table[i * w->stride + b] = b < need ? order[next++] : -1;
         }
     }
     free(order);

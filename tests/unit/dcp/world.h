@@ -15,6 +15,15 @@
 
 enum { WORLD_MAX_REQ = 96, WORLD_MAX_TP = 8 };
 
+/* What a value belongs to; head is 0 where there is none. */
+typedef enum world_data {
+    DATA_ROW = 1,
+    DATA_INDEX_KEY,
+    DATA_QUERY,
+    DATA_INDEX_QUERY,
+    DATA_INDEX_WEIGHT
+} world_data;
+
 typedef enum world_select {
     WORLD_INDEXER,  /* kvs_dcp_select                                                                  */
     WORLD_IDS       /* kvs_dcp_set_selection with ids from scenario.ids                                */
@@ -42,6 +51,14 @@ typedef struct scenario {
     int32_t write_chunk;  /* rows per writing step; 0: all at once                                     */
     int32_t max_rows;     /* 0: as many as needed                                                      */
     const char *cpu;
+    /* Data of the test's own: fills x [n] and returns 1, or returns 0 for the default.                */
+    int (*data)(world_data kind, int32_t req_id, int64_t pos, int32_t head, float *x, int n);
+    float k_scale;        /* of fp8 rows; 0: 1                                                         */
+    int64_t max_len;      /* of the handle; 0: the longest sequence                                    */
+    int32_t table_pad;    /* entries behind each table row that no sequence has                        */
+    int32_t spare_pages;  /* pages of the pool that no sequence has, full of NaN like all unwritten    */
+    int32_t n_warm;       /* steps that the same handle does first: warm[k][i] rows of request i, of   */
+    const int32_t (*warm)[WORLD_MAX_REQ]; /* its history                                              */
 } scenario;
 
 typedef struct outcome {
