@@ -1,6 +1,7 @@
 #include "unit/unit.h"
 
 #include <dirent.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "base/rng.h"
@@ -55,17 +56,25 @@ kvs_cache *shard_new(const shape *s, int32_t n, int32_t interleave, int32_t rank
     return c;
 }
 
+enum { PLACES = 1 << 16 };
+
+static uint64_t noise[(PLACES + 2304) / 8];
+
+static void make_noise(void)
+{
+    for (size_t i = 0; i < UNIT_COUNT(noise); i++) {
+        noise[i] = rng_u64(17, 0, i);
+    }
+}
+
+/* An item is a piece of the noise, from a place that its name chooses. */
 int64_t token_item(const shape *s, int index, int32_t layer, int64_t pos, uint8_t *out)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_noise);
     const int64_t n = !index ? shape_row(s) : shape_key(s) + (s->index == KVS_INDEX_FP8 ? 4 : 0);
-    const uint64_t stream = (uint64_t)(2 * layer + (index != 0));
-    uint64_t x = rng_u64(17, stream, (uint64_t)pos) | 1;
-    for (int64_t i = 0; i < n; i += 8) {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        memcpy(out + i, &x, (size_t)(n - i < 8 ? n - i : 8));
-    }
+    const uint64_t at = rng_u64(18, (uint64_t)(2 * layer + (index != 0)), (uint64_t)pos) % PLACES;
+    memcpy(out, (const uint8_t *)noise + at, (size_t)n);
     return n;
 }
 
@@ -111,12 +120,14 @@ int64_t shard_differs(const kvs_cache *a, const kvs_cache *b)
 {
     const uint8_t *x = a->map;
     const uint8_t *y = b->map;
-    for (size_t i = 0; i < a->map_bytes; i++) {
-        if (x[i] != y[i]) {
-            return (int64_t)i;
-        }
+    if (a->map_bytes == b->map_bytes && memcmp(x, y, a->map_bytes) == 0) {
+        return -1;
     }
-    return a->map_bytes == b->map_bytes ? -1 : (int64_t)a->map_bytes;
+    size_t i = 0;
+    while (i < a->map_bytes && i < b->map_bytes && x[i] == y[i]) {
+        i++;
+    }
+    return (int64_t)i;
 }
 
 int64_t token_page(const shape *s, int index, int32_t layer, int64_t p, int64_t n_token,

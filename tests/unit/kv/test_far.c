@@ -3,14 +3,14 @@
  * pages take memory when they are touched; each test touches a few. */
 #include "unit/unit.h"
 
-#include "base/cpu.h"
 #include "base/mem.h"
-#include "base/rng.h"
-#include "kv/cache.h"
+#include "kv/snap.h"
 #include "kv/table.h"
 #include "num/kvfmt.h"
+#include "unit/kv/run_kern.h"
+#include "unit/kv/shards.h"
 
-enum { N_FAR = 5, N_HEAD = 16, N_INDEX_HEAD = 8, LEN = N_FAR * 64 };
+enum { N_FAR = 5, LEN = N_FAR * 64 };
 
 /* What a far pool looks like: one block per page, rows at its start, index keys behind them. */
 typedef struct far_case {
@@ -61,6 +61,11 @@ typedef struct pool_pair {
     int32_t near_table[N_FAR];
 } pool_pair;
 
+typedef struct far_job {
+    const far_case *f;
+    pool_pair *p;
+} far_job;
+
 static int64_t last_page(const far_case *f)
 {
     int64_t last = 0;
@@ -109,33 +114,6 @@ static void pools_close(pool_pair *p)
     mem_unmap_pages(p->map, p->map_bytes);
 }
 
-/* fn(table, ctx) with every variant of the op that this machine runs in its slot. */
-static void each_variant(kern_op op,
-                         void (*fn)(const kern_table *t, const far_case *f, pool_pair *p),
-                         const far_case *f, pool_pair *p)
-{
-    int32_t n = 0;
-    const kern_variant *v = kern_variants(&n);
-    int32_t n_run = 0;
-    for (int32_t i = 0; i < n; i++) {
-        kern_table t;
-        assert_int_equal(kern_init(&t, 0, NULL, NULL), KVS_OK);
-        if (v[i].op == op && cpu_has(cpu_features(), v[i].features)) {
-            v[i].apply(&t);
-            fn(&t, f, p);
-            n_run++;
-        }
-    }
-    assert_true(n_run > 0);
-}
-
-static void random_f32(float *x, int64_t n, uint64_t stream)
-{
-    for (int64_t i = 0; i < n; i++) {
-        x[i] = (float)rng_normal(29, stream, (uint64_t)i);
-    }
-}
-
 static float latent[LEN * 512], rope[LEN * 64], key[LEN * 128];
 
 static uint8_t *far_row(const pool_pair *p, const far_case *f, int64_t pos, int64_t row)
@@ -164,8 +142,11 @@ static void write_all(const kern_table *t, const far_case *f, pool_pair *p)
 }
 
 /* Bytes of every row and key against the scalar writer, at addresses worked out here. */
-static void check_bytes(const kern_table *t, const far_case *f, pool_pair *p)
+static void check_bytes(const kern_table *t, void *ctx)
 {
+    const far_job *j = ctx;
+    const far_case *f = j->f;
+    pool_pair *p = j->p;
     write_all(t, f, p);
     const int64_t row = cache_row_bytes(p->far);
     const kv_writer w = {(int32_t)f->kv, KVS_SCALE_POW2, p->far->layer[0].k_scale, KVS_DTYPE_F32};
@@ -189,8 +170,11 @@ static void check_bytes(const kern_table *t, const far_case *f, pool_pair *p)
     }
 }
 
-static void check_gather(const kern_table *t, const far_case *f, pool_pair *p)
+static void check_gather(const kern_table *t, void *ctx)
 {
+    const far_job *j = ctx;
+    const far_case *f = j->f;
+    pool_pair *p = j->p;
     dev_queue q;
     dev_queue_init(&q, NULL);
     static float out[LEN * 576];
@@ -220,76 +204,17 @@ static void check_gather(const kern_table *t, const far_case *f, pool_pair *p)
     assert_int_equal(n_bad, 0);
 }
 
-static void run_attn(const kern_table *t, const kvs_cache *c, const int32_t *table, bool sparse,
-                     const void *query, kvs_dtype type, float *out, float *lse)
-{
-    dev_queue q;
-    dev_queue_init(&q, NULL);
-    /* Row 0 attends everything, row 1 a prefix that ends inside the fourth page. */
-    const int32_t row_req[2] = {0, 0};
-    const int32_t kv_len[2] = {LEN, 3 * 64 + 17};
-    static int32_t slots[2 * LEN];
-    static int32_t lane_count[2 * 8];
-    attn_stats stats = {0};
-    attn_args a = {.n_row = 2,
-                   .n_head = N_HEAD,
-                   .q = query,
-                   .q_type = type,
-                   .q_stride_row = N_HEAD * 576,
-                   .q_stride_head = 576,
-                   .softmax_scale = 0.05f,
-                   .n_lane = 8,
-                   .table = table,
-                   .table_stride = N_FAR,
-                   .table_width = N_FAR,
-                   .row_req = row_req,
-                   .kv_len = kv_len,
-                   .interleave = 1,
-                   .n_req = 1,
-                   .out = out,
-                   .out_stride_row = N_HEAD * 512,
-                   .out_stride_head = 512,
-                   .lse = lse,
-                   .stats = &stats};
-    cache_attn_args(c, 0, &a);
-    for (int32_t r = 0; sparse && r < 2; r++) {
-        int32_t n = 0;
-        for (int32_t lane = 0; lane < 8; lane++) {
-            lane_count[r * 8 + lane] = 0;
-            for (int32_t pos = lane; pos < kv_len[r]; pos += 8) {
-                slots[r * LEN + n++] = table[pos / 64] * 64 + pos % 64;
-                lane_count[r * 8 + lane]++;
-            }
-        }
-        a.slots = slots;
-        a.slots_stride = LEN;
-        a.lane_count = lane_count;
-    }
-    a.scratch_bytes = t->attn_scratch(&a, &q);
-    a.scratch = mem_alloc(a.scratch_bytes, 64);
-    t->attn(&a, &q);
-    mem_free(a.scratch);
-    assert_int_equal(stats.n_key, (uint64_t)(kv_len[0] + kv_len[1]));
-    assert_int_equal(stats.n_bad_id + stats.n_nan, 0);
-}
-
 /* Where the rows lie does not enter the bits. */
-static void check_attn(const kern_table *t, const far_case *f, pool_pair *p)
+static void check_attn(const kern_table *t, void *ctx)
 {
-    static float query[2 * N_HEAD * 576];
-    static uint16_t query16[2 * N_HEAD * 576];
-    static float out[3][2 * N_HEAD * 512];
-    float lse[3][2 * N_HEAD];
-    random_f32(query, 2 * N_HEAD * 576, 4);
-    for (size_t i = 0; i < UNIT_COUNT(query); i++) {
-        query16[i] = bf16_from_f32(query[i]).bits;
-    }
-    const bool f32 = f->kv == KVS_KV_F32;
-    const void *q = f32 ? (const void *)query : query16;
-    const kvs_dtype type = f32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
-    run_attn(t, p->near, p->near_table, false, q, type, out[0], lse[0]);
-    run_attn(t, p->far, f->page, false, q, type, out[1], lse[1]);
-    run_attn(t, p->far, f->page, true, q, type, out[2], lse[2]);
+    const far_job *j = ctx;
+    const pool_pair *p = j->p;
+    static float out[3][RUN_ROWS * RUN_HEADS * 512];
+    float lse[3][RUN_ROWS * RUN_HEADS];
+    const int32_t kv_len[RUN_ROWS] = {LEN, 3 * 64 + 17};
+    run_attn(t, p->near, p->near_table, N_FAR, kv_len, false, out[0], lse[0]);
+    run_attn(t, p->far, j->f->page, N_FAR, kv_len, false, out[1], lse[1]);
+    run_attn(t, p->far, j->f->page, N_FAR, kv_len, true, out[2], lse[2]);
     assert_memory_equal(out[1], out[0], sizeof out[0]);
     assert_memory_equal(lse[1], lse[0], sizeof lse[0]);
     assert_memory_equal(out[2], out[0], sizeof out[0]);
@@ -297,59 +222,47 @@ static void check_attn(const kern_table *t, const far_case *f, pool_pair *p)
     assert_true(out[0][0] != 0.0f);
 }
 
-static void run_score(const kern_table *t, const kvs_cache *c, const int32_t *table, const void *q8,
-                      const float *w, float *score)
+static void check_score(const kern_table *t, void *ctx)
 {
-    dev_queue q;
-    dev_queue_init(&q, NULL);
-    const int32_t row_req[1] = {0};
-    const int32_t kv_len[1] = {LEN - 5};
-    uint64_t n_bad = 0;
-    index_score_args a = {.n_row = 1,
-                          .n_head = N_INDEX_HEAD,
-                          .q = q8,
-                          .w = w,
-                          .table = table,
-                          .table_stride = N_FAR,
-                          .table_width = N_FAR,
-                          .n_req = 1,
-                          .row_req = row_req,
-                          .kv_len = kv_len,
-                          .col_begin = 0,
-                          .col_end = LEN,
-                          .score = score,
-                          .score_stride = LEN,
-                          .n_bad_id = &n_bad};
-    cache_index_args(c, 0, &a);
-    a.scratch_bytes = t->index_score_scratch(&a, &q);
-    a.scratch = mem_alloc(a.scratch_bytes, 64);
-    t->index_score(&a, &q);
-    mem_free(a.scratch);
-    assert_int_equal(n_bad, 0);
-}
-
-static void check_score(const kern_table *t, const far_case *f, pool_pair *p)
-{
-    static float query[N_INDEX_HEAD * 128];
-    static uint8_t query8[N_INDEX_HEAD * 128];
-    float w[N_INDEX_HEAD];
+    const far_job *j = ctx;
+    const pool_pair *p = j->p;
     static float score[2][LEN];
-    random_f32(query, N_INDEX_HEAD * 128, 5);
-    for (size_t i = 0; i < UNIT_COUNT(query); i++) {
-        query8[i] = e4m3_from_f32(query[i]);
-    }
-    for (int32_t h = 0; h < N_INDEX_HEAD; h++) {
-        w[h] = 0.1f * (float)(h + 1);
-    }
-    const void *q = f->index == KVS_INDEX_F32 ? (const void *)query : query8;
-    run_score(t, p->near, p->near_table, q, w, score[0]);
-    run_score(t, p->far, f->page, q, w, score[1]);
+    run_score(t, p->near, p->near_table, N_FAR, LEN - 5, score[0]);
+    run_score(t, p->far, j->f->page, N_FAR, LEN - 5, score[1]);
     assert_memory_equal(score[1], score[0], sizeof score[0]);
     int32_t n_zero = 0;
     for (int32_t l = 0; l < LEN - 5; l++) {
         n_zero += score[1][l] == 0.0f;
     }
     assert_true(n_zero < 16); /* a sum of negative products is 0 */
+}
+
+/* From far pages into a file, and from the file into other far pages. */
+static void check_snapshot(const far_case *f, pool_pair *p)
+{
+    const comm_config cfg = {.timeout_ms = 60000, .no_check = false};
+    const char *path = test_path("far.kvs");
+    comm *cm = NULL;
+    kvs_error err = {0};
+    int32_t turned[N_FAR];
+    for (int32_t b = 0; b < N_FAR; b++) {
+        turned[b] = f->page[(b + 1) % N_FAR];
+    }
+    assert_int_equal(comm_self_open(&cm, &cfg, NULL), KVS_OK);
+    assert_int_equal(snap_write(path, cm, p->far, f->page, N_FAR, LEN, NULL, NULL, &err), KVS_OK);
+    comm_close(cm);
+    assert_int_equal(snap_read(path, p->far, turned, N_FAR, NULL, NULL, 0, &err), KVS_OK);
+    const int64_t row = cache_row_bytes(p->near);
+    const int64_t index_page = cache_index_page_bytes(p->near);
+    for (int64_t b = 0; b < N_FAR; b++) {
+        uint8_t *at = p->map + turned[b] * f->stride;
+        assert_memory_equal(at, p->near->layer[0].kv + b * 64 * row, (size_t)(64 * row));
+        if (index_page > 0) {
+            assert_memory_equal(at + 64 * row, p->near->index_layer[0].keys + b * index_page,
+                                (size_t)index_page);
+        }
+    }
+    test_dir_remove();
 }
 
 static void every_kernel_reaches_far_pages(void **state)
@@ -362,23 +275,27 @@ static void every_kernel_reaches_far_pages(void **state)
         const far_case *f = &cases[k];
         pool_pair p = {0};
         pools_open(&p, f);
+        far_job job = {f, &p};
         const bool rows = f->stride > 0;
         const bool keys = f->index_stride > 0;
         if (rows) {
-            each_variant(KERN_OP_kv_write, check_bytes, f, &p);
+            each_variant(KERN_OP_kv_write, check_bytes, &job);
         }
         if (keys) {
-            each_variant(KERN_OP_index_write, check_bytes, f, &p);
+            each_variant(KERN_OP_index_write, check_bytes, &job);
         }
         kern_table ref;
         assert_int_equal(kern_init(&ref, 0, NULL, NULL), KVS_OK);
         write_all(&ref, f, &p);
         if (rows) {
-            each_variant(KERN_OP_gather, check_gather, f, &p);
-            each_variant(KERN_OP_attn, check_attn, f, &p);
+            each_variant(KERN_OP_gather, check_gather, &job);
+            each_variant(KERN_OP_attn, check_attn, &job);
         }
         if (keys) {
-            each_variant(KERN_OP_index_score, check_score, f, &p);
+            each_variant(KERN_OP_index_score, check_score, &job);
+        }
+        if (rows) {
+            check_snapshot(f, &p);
         }
         pools_close(&p);
     }

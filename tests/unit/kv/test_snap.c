@@ -124,7 +124,11 @@ static void any_dcp_reads_what_any_wrote(void **state)
     for (size_t k = 0; k < UNIT_COUNT(shapes); k++) {
         for (size_t a = 0; a < UNIT_COUNT(lens); a++) {
             for (size_t b = 0; b < UNIT_COUNT(ns); b++, turn++) {
-                /* Interleaves take turns; over the lengths every N meets every I. */
+                /* Interleaves take turns; over the lengths every N meets every I. Formats behind
+                 * the second share the cases. */
+                if (k >= 2 && (a + 2 * b + k) % 3 != 0) {
+                    continue;
+                }
                 const int32_t i = is[(a + b + k) % 3];
                 const int32_t n = ns[b];
                 const int32_t *tokens = turn % 3 != 0 ? ids : NULL;
