@@ -93,8 +93,7 @@ static void differ(rank_job *job)
             differences[i].change(&c);
         }
         kvs_dcp *d = (kvs_dcp *)job;
-        EXPECT_FAIL(job, kvs_dcp_open(&d, &c, job->c, &job->err), KVS_INVALID,
-                    differences[i].says);
+        EXPECT_FAIL(job, kvs_dcp_open(&d, &c, job->c, &job->err), KVS_INVALID, differences[i].says);
         EXPECT(job, d == NULL);
     }
     kvs_dcp_config c = small_config();
