@@ -74,7 +74,8 @@ typedef struct check_case {
     check_buf buf[CHECK_MAX_BUF];
     int32_t n_buf;
     check_buf scratch; /* of the variant under test */
-    int has_scratch;   /* the op asks for some */
+    int has_scratch;    /* the op asks for some */
+    int scratch_broken; /* the zones of an earlier call's scratch were written */
 
     void *args;   /* the op's args struct */
     void *expect; /* what the class's compare wants to know */
@@ -130,7 +131,8 @@ void *case_buf(check_case *k, const char *name, check_kind kind, check_elem elem
 /* The op may write these bytes. */
 void case_mark(check_case *k, const void *p, int64_t bytes);
 void case_mark_all(check_case *k, const void *p);
-/* Scratch for the variant under test: exactly so many poisoned bytes between red zones. */
+/* Scratch for the variant under test: exactly so many bytes between red zones, poisoned before the first
+ * call of a run. */
 void *case_scratch(check_case *k, size_t bytes);
 void poison_fill(void *p, size_t bytes);
 

@@ -23,8 +23,10 @@ static const uint8_t g_poison[4] = {0xA5, 0xFF, 0xC3, 0x7F};
 void poison_fill(void *p, size_t bytes)
 {
     uint8_t *b = p;
-    for (size_t i = 0; i < bytes; i++) {
-        b[i] = g_poison[i % sizeof g_poison];
+    size_t n = bytes < sizeof g_poison ? bytes : sizeof g_poison;
+    memcpy(b, g_poison, n);
+    for (; n < bytes; n *= 2) {
+        memcpy(b + n, b, n < bytes - n ? n : bytes - n);
     }
 }
 
@@ -68,6 +70,12 @@ void *case_alloc(check_case *k, int64_t n, size_t size)
     void *p = k->mem + k->used;
     k->used += bytes;
     return p;
+}
+
+static int zones_broken(const check_buf *b)
+{
+    return poison_broken(b->data - CHECK_ZONE, CHECK_ZONE) >= 0 ||
+           poison_broken(b->data + b->bytes, CHECK_ZONE) >= 0;
 }
 
 static size_t elem_size(check_elem e)
@@ -148,7 +156,13 @@ void case_mark_all(check_case *k, const void *p)
 
 void *case_scratch(check_case *k, size_t bytes)
 {
+    if (k->scratch.data != NULL && k->scratch.bytes == bytes) {
+        return k->scratch.data; /* what an earlier call of this run left is as good as poison */
+    }
     zones_guard(&k->scratch, 0);
+    if (k->scratch.data != NULL) {
+        k->scratch_broken |= zones_broken(&k->scratch);
+    }
     k->has_scratch = 1;
     k->scratch = (check_buf){.name = "scratch", .kind = BUF_SCRATCH};
     buf_lay(k, &k->scratch, bytes, 0);
@@ -274,11 +288,17 @@ static void check_surroundings(check_case *k, check_result *r)
     if (k->scratch.data != NULL) {
         check_zones(&k->scratch, r);
     }
+    if (k->scratch_broken) {
+        cmp_fail(r, "scratch: written outside of it");
+    }
+    k->scratch_broken = 0;
 }
 
 static void run_once(check_case *k, const kern_table *t, pool *workers, check_result *r)
 {
     restore(k);
+    zones_guard(&k->scratch, 0);
+    k->scratch.data = NULL;
     dev_queue q;
     dev_queue_init(&q, workers);
     if (k->cls->run != NULL) {
