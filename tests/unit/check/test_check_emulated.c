@@ -77,7 +77,7 @@ static void check_op_emulated(kern_op op)
     c.line = keep_failure;
     c.ctx = failure;
     c.result = &result;
-    const check_filter only = {NULL, getenv("KVS_TEST_LONG") != NULL ? 0 : 3};
+    const check_filter only = {NULL, getenv("KVS_TEST_LONG") != NULL ? 0 : 2};
     kvs_error err;
     if (check_run_variants(&c, list, n, only, &err) != KVS_OK) {
         fail_msg("%s: %s", err.text, failure);
