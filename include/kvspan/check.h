@@ -1,10 +1,10 @@
 /* kvspan/check.h - checks every kernel that this machine can run.
  *
- * Each op (attention, merge, indexer, top-k, cache writes and reads, ...) is run in every variant over
- * random and edge shapes and compared with an oracle that is written from the formulas and shares no code
- * with the kernels. Inputs must stay as they were, nothing outside the outputs may be touched, two runs
- * and any number of worker threads must give the same bytes, and what docs/numbers.md promises to the bit
- * is compared to the bit.
+ * Each op (attention, merge, indexer, top-k, cache writes and reads, ...) is run in every variant
+ * over random and edge shapes and compared with an oracle that is written from the formulas and
+ * shares no code with the kernels. Inputs must stay as they were, nothing outside the outputs may
+ * be touched, two runs and any number of worker threads must give the same bytes, and what
+ * docs/numbers.md promises to the bit is compared to the bit.
  *
  * Compiles as C11 and C++17.
  */
@@ -21,30 +21,40 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-/* How many rows passed, failed and were skipped. */
+/* How many rows passed, failed and were skipped. Skipped: a variant that this machine cannot run, or
+ * that is another one's function. */
 typedef struct kvs_check_result {
     int64_t n_passed;
     int64_t n_failed;
-    int64_t n_skipped; /* a variant that this machine cannot run, or that is another one's function */
+    int64_t n_skipped;
 } kvs_check_result;
 
 /* Zero means default for every field. */
 typedef struct kvs_check_config {
-    size_t struct_size;      /* sizeof(kvs_check_config)                                           */
-    const char *op;          /* the op to check; NULL: all                                         */
-    const char *variant;     /* the variant to check; NULL: all                                    */
-    const char *cpu;         /* CPU cap: "ref", "avx2", "avx512", "avx512bf16", "amx"; NULL: none  */
-    uint64_t seed;           /* of the random cases                                                */
-    int32_t quick;           /* 1: fewer and smaller cases                                         */
-    int32_t conformance;     /* 1: only the cases that pin a sentence of the number contract, each
-                                with that sentence, with fixed seed and size                       */
-    int32_t selftest;        /* 1: plant faults into outputs, inputs and red zones of every op and
-                                demand that each is reported; a row per fault                      */
-    void (*line)(void *ctx, const char *text); /* receives each finished row, without newline      */
+    size_t struct_size;  /* sizeof(kvs_check_config) */
+    const char *op;      /* the op to check; NULL: all */
+    const char *variant; /* the variant to check; NULL: all */
+    const char *cpu;     /* CPU cap: "ref", "avx2", "avx512", "avx512bf16", "amx"; NULL: none */
+    uint64_t seed;       /* of the random cases */
+    int32_t quick;       /* 1: fewer and smaller cases */
+
+    /* 1: only the cases that pin a sentence of the number contract, each with that sentence, with
+     * fixed seed and size. */
+    int32_t conformance;
+
+    /* 1: plant faults into outputs, inputs and red zones of every op and demand that each is
+     * reported; a row per fault. */
+    int32_t selftest;
+
+    /* Receives each finished row, without newline. */
+    void (*line)(void *ctx, const char *text);
     void *ctx;
-    const char *csv;         /* file that receives the rows too: op,variant,class,cases,verdict,
-                                worst,detail,seed; replaced if it exists; NULL: none               */
-    kvs_check_result *result; /* filled also on failure; NULL: not wanted                          */
+
+    /* A file that receives the rows too: op,variant,class,cases,verdict,worst,detail,seed. Replaced
+     * if it exists. NULL: none. */
+    const char *csv;
+
+    kvs_check_result *result; /* filled also on failure; NULL: not wanted */
 } kvs_check_config;
 
 static inline kvs_check_config kvs_check_config_default(void)
@@ -55,11 +65,12 @@ static inline kvs_check_config kvs_check_config_default(void)
     return c;
 }
 
-/* Runs the checks. A row is: op, variant, case class, verdict, worst error over its bound, and for a
- * failure the first bad coordinate; the last line is "N passed, N failed, N skipped".
+/* Runs the checks. A row is: op, variant, case class, verdict, worst error over its bound, and for
+ * a failure the first bad coordinate; the last line is "N passed, N failed, N skipped".
+ *
  * Returns KVS_OK when nothing failed. KVS_INVALID: an unknown op, variant or CPU level (the message
- * lists what exists), or a size or flag that is not valid. KVS_INTERNAL: a check failed; the message has
- * the number and the first failure. KVS_NOMEM, KVS_IO.
+ * lists what exists), or a size or flag that is not valid. KVS_INTERNAL: a check failed; the message
+ * has the number and the first failure. KVS_NOMEM, KVS_IO.
  * Threads: one call at a time; `line` is called from the calling thread. */
 kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err);
 

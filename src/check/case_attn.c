@@ -1,18 +1,20 @@
 /* case_attn.c - building and comparing attention cases.
  *
- * Bound of a score: K = 576 products, sqrt(576) u |q||k| scale, + 4 u |score| for the scaling and the
- * difference to the maximum; u = 2^-24 in every variant, since products of bf16 values are exact in f32 and
- * f32 rows are multiplied in f32. Variants with bf16 products may flush denormals: (sum|q| + 576) 2^-126 scale.
- * Call it delta.
+ * Bound of a score: K = 576 products, sqrt(576) u |q||k| scale, + 4 u |score| for the scaling and
+ * the difference to the maximum; u = 2^-24 in every variant, since products of bf16 values are
+ * exact in f32 and f32 rows are multiplied in f32. Variants with bf16 products may flush denormals:
+ * (sum|q| + 576) 2^-126 scale. Call it delta.
  *
- * Bound of the LSE: delta, + (sqrt(n) + 40) u for the sum of n probabilities (exp 2 ulp = 4 u; at most 32 times
- * per segment a rescaling of 6 u, as sqrt(32) 6 u), + per merge node 10 u + 1e-7 for exp and log and 2 u |lse|.
+ * Bound of the LSE: delta, + (sqrt(n) + 40) u for the sum of n probabilities (exp 2 ulp = 4 u; at
+ * most 32 times per segment a rescaling of 6 u, as sqrt(32) 6 u), + per merge node 10 u + 1e-7 for
+ * exp and log and 2 u |lse|.
  *
- * Bound of a value: scores off by delta move the softmax average by at most expm1(2 delta) times the mean
- * absolute deviation, itself at most sqrt(sum w v^2 - out^2); the sum adds (sqrt(n) + 40 + 10 nodes) u times sum
- * w|v| <= sqrt(sum w v^2); rounding P to bf16 adds 2^-8 of that in the worst case. Since roundings of P are
- * independent where the data has no structure, there the Euclidean norm of a head's error is held to 2^-8
- * sqrt(sum w^2 |v|^2) (1.7 times its expected size), which notices one wrong key among thousands.
+ * Bound of a value: scores off by delta move the softmax average by at most expm1(2 delta) times
+ * the mean absolute deviation, itself at most sqrt(sum w v^2 - out^2); the sum adds (sqrt(n) + 40 +
+ * 10 nodes) u times sum w|v| <= sqrt(sum w v^2); rounding P to bf16 adds 2^-8 of that in the worst
+ * case. Since roundings of P are independent where the data has no structure, there the Euclidean
+ * norm of a head's error is held to 2^-8 sqrt(sum w^2 |v|^2) (1.7 times its expected size), which
+ * notices one wrong key among thousands.
  */
 #include "check/case_attn.h"
 
@@ -53,7 +55,8 @@ static void new_queries(check_case *k, attn_args *a)
     a->q_stride_head = DIM + 8 * gen_pick(r, 2);
     a->q_stride_row = a->q_stride_head * a->n_head + gen_pick(r, 2) * 24;
     const int64_t n = a->n_row * a->q_stride_row;
-    void *q = case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16, n, gen_pick(r, 3));
+    void *q =
+        case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16, n, gen_pick(r, 3));
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             const float sigma = (row + head) % 4 == 3 ? 6.0f : 1.5f; /* some rows are peaked */
@@ -154,7 +157,8 @@ static void new_lists(check_case *k, attn_args *a, const attn_shape *s)
     rng *r = &k->r;
     new_pool(k, a, (s->topk + s->topk / 4) / PAGE + 2);
     a->slots_stride = s->topk + gen_pick(r, 4);
-    int32_t *slots = case_buf(k, "slots", BUF_IN, EL_I32, a->n_row * a->slots_stride, gen_pick(r, 3));
+    int32_t *slots =
+        case_buf(k, "slots", BUF_IN, EL_I32, a->n_row * a->slots_stride, gen_pick(r, 3));
     int32_t *count = case_buf(k, "lane_count", BUF_IN, EL_I32, (int64_t)a->n_row * a->n_lane, 0);
     int32_t *order = case_alloc(k, a->n_slot, sizeof *order);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
@@ -225,8 +229,8 @@ void attn_fill(check_case *k)
     }
 }
 
-/* Which heads the oracle works out: all, or the first, the last, those at the edges of blocks of 8 and 16,
- * and some at random, so many that the case stays short. */
+/* Which heads the oracle works out: all, or the first, the last, those at the edges of blocks of 8
+ * and 16, and some at random, so many that the case stays short. */
 static void pick_heads(check_case *k, attn_expect *e, const attn_args *a, int64_t n_key)
 {
     const int64_t budget = k->quick ? 20000 : 60000;
@@ -324,8 +328,7 @@ static void compare_head(const attn_args *a, const attn_expect *e, int64_t row, 
     }
     const double n = (double)o->n_used;
     const double nodes = n / 2048.0 + (a->n_lane > 1 ? 4.0 : 1.0);
-    const double delta =
-        24.0 * u * o->terms + 4.0 * u * o->score + (v->bf16 ? o->flush : 0.0);
+    const double delta = 24.0 * u * o->terms + 4.0 * u * o->score + (v->bf16 ? o->flush : 0.0);
     const double sum = (sqrt(n) + 40.0 + 10.0 * nodes) * u;
     cmp_near(r, (coord){"lse", row, head, -1}, lse, o->lse,
              delta + sum + nodes * (1e-7 + 2.0 * u * fabs(o->lse)));
@@ -375,10 +378,11 @@ static void compare_second(const attn_args *a, const attn_expect *e, check_resul
     for (int64_t row = 0; row < a->n_row; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             const int64_t at = row * a->out_stride_row + head * a->out_stride_head;
-            cmp_bits(r, (coord){"lse, the other way", row, head, -1}, e->lse2[row * a->n_head + head],
-                     a->lse[row * a->n_head + head]);
+            cmp_bits(r, (coord){"lse, the other way", row, head, -1},
+                     e->lse2[row * a->n_head + head], a->lse[row * a->n_head + head]);
             for (int64_t d = 0; d < VDIM; d++) {
-                cmp_bits(r, (coord){"out, the other way", row, head, d}, e->out2[at + d], a->out[at + d]);
+                cmp_bits(r, (coord){"out, the other way", row, head, d}, e->out2[at + d],
+                         a->out[at + d]);
             }
         }
     }

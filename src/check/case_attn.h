@@ -9,19 +9,19 @@ enum { ATTN_MAX_LEN = 8 };
 
 typedef struct attn_shape {
     int32_t n_head, n_lane, interleave;
-    int32_t n_req, rows;        /* query rows per request */
-    int32_t len[ATTN_MAX_LEN];  /* table mode: local keys of each row, cycled; ends at -1 */
-    int32_t topk;               /* list mode: entries per row; 0: table mode */
-    int32_t none;               /* list mode: percent of entries that are -1 */
+    int32_t n_req, rows;       /* query rows per request */
+    int32_t len[ATTN_MAX_LEN]; /* table mode: local keys of each row, cycled; ends at -1 */
+    int32_t topk;              /* list mode: entries per row; 0: table mode */
+    int32_t none;              /* list mode: percent of entries that are -1 */
 } attn_shape;
 
 typedef struct attn_expect {
     orc_pool pool;
-    uint8_t *used;      /* [n_slot] slots that some row attends */
-    int32_t *pick;      /* [n_pick] heads the oracle works out */
+    uint8_t *used; /* [n_slot] slots that some row attends */
+    int32_t *pick; /* [n_pick] heads the oracle works out */
     int32_t n_pick;
-    orc_attn *o;        /* [n_row, n_pick] */
-    int64_t *n_key;     /* [n_row] */
+    orc_attn *o;    /* [n_row, n_pick] */
+    int64_t *n_key; /* [n_row] */
     uint64_t n_bad_id, n_all_key, n_least_fetched, n_nan;
     int32_t all_heads;  /* every head is picked */
     int32_t spread;     /* data without structure: the norm of a head's error is held, too */

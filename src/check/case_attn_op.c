@@ -46,8 +46,8 @@ static void attn_dense(check_case *k, int32_t index)
 /* Pages outside the pool, rows longer than the table, rows of no request, a NULL for stats. */
 static void attn_bad_pages(check_case *k, int32_t index)
 {
-    const attn_shape s = {6, 1 << (index % 4), 1 << (index % 7), 4, 2,
-                          {200, 130, 64, 300, 0, 65, 128, 255}, 0, 0};
+    const attn_shape s = {
+        6, 1 << (index % 4), 1 << (index % 7), 4, 2, {200, 130, 64, 300, 0, 65, 128, 255}, 0, 0};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     if (!k->failed) {
         int32_t *table = (int32_t *)a->table;
@@ -69,7 +69,8 @@ static void attn_past_bound(check_case *k, int32_t index)
 {
     static const int32_t cuts[] = {64, 63, 65, 127, 128, 30};
     const int32_t cut = cuts[index % 6];
-    const attn_shape s = {9, 1 << (index % 4), 1 << (index % 3), 2, 3, {cut, cut + 70, cut, -1}, 0, 0};
+    const attn_shape s = {9, 1 << (index % 4), 1 << (index % 3), 2, 3, {cut, cut + 70, cut, -1}, 0,
+                          0};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     attn_fill(k);
     for (int64_t l = cut; l < cut + 70 && !k->failed; l++) {
@@ -86,11 +87,11 @@ static void attn_past_bound(check_case *k, int32_t index)
 
 static const attn_shape g_sparse[] = {
     /* heads, lanes, I, requests, rows, -, topk, percent of -1 */
-    {16, 1, 1, 1, 4, {0}, 130, 0},    {8, 8, 1, 1, 3, {0}, 256, 10},  {3, 2, 1, 1, 2, {0}, 2048, 30},
-    {128, 4, 1, 1, 2, {0}, 100, 0},   {17, 1, 1, 1, 3, {0}, 64, 50},  {40, 1, 1, 1, 3, {0}, 65, 0},
-    {48, 8, 1, 1, 2, {0}, 320, 87},   {64, 2, 1, 1, 2, {0}, 200, 87}, {65, 1, 1, 1, 2, {0}, 63, 5},
-    {96, 1, 1, 1, 2, {0}, 128, 20},   {1, 1, 1, 1, 2, {0}, 2049, 0},  {2, 8, 1, 1, 2, {0}, 4200, 3},
-    {5, 4, 1, 1, 5, {0}, 512, 100},   {8, 1, 1, 1, 2, {0}, 1, 0},     {16, 8, 1, 1, 9, {0}, 40, 60},
+    {16, 1, 1, 1, 4, {0}, 130, 0},  {8, 8, 1, 1, 3, {0}, 256, 10},  {3, 2, 1, 1, 2, {0}, 2048, 30},
+    {128, 4, 1, 1, 2, {0}, 100, 0}, {17, 1, 1, 1, 3, {0}, 64, 50},  {40, 1, 1, 1, 3, {0}, 65, 0},
+    {48, 8, 1, 1, 2, {0}, 320, 87}, {64, 2, 1, 1, 2, {0}, 200, 87}, {65, 1, 1, 1, 2, {0}, 63, 5},
+    {96, 1, 1, 1, 2, {0}, 128, 20}, {1, 1, 1, 1, 2, {0}, 2049, 0},  {2, 8, 1, 1, 2, {0}, 4200, 3},
+    {5, 4, 1, 1, 5, {0}, 512, 100}, {8, 1, 1, 1, 2, {0}, 1, 0},     {16, 8, 1, 1, 9, {0}, 40, 60},
 };
 enum { N_SPARSE = sizeof g_sparse / sizeof *g_sparse };
 
@@ -120,7 +121,8 @@ static void attn_list_edges(check_case *k, int32_t index)
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         int32_t *list = (int32_t *)a->slots + row * a->slots_stride;
         int32_t *count = (int32_t *)a->lane_count + row * a->n_lane;
-        const int32_t odd[] = {-2, INT32_MIN, INT32_MAX, (int32_t)a->n_slot, (int32_t)a->n_slot - 1, list[3]};
+        const int32_t odd[] = {
+            -2, INT32_MIN, INT32_MAX, (int32_t)a->n_slot, (int32_t)a->n_slot - 1, list[3]};
         for (int32_t i = 0; i < s.topk; i++) {
             if (row == 1) {
                 list[i] = -1;
@@ -180,8 +182,8 @@ static void attn_flat(check_case *k, int32_t index)
         for (int64_t head = 0; head < a->n_head; head++) {
             static const float few[] = {0.0f, -0.0f, 1e-39f};
             for (int64_t d = 0; d < DIM; d++) {
-                gen_store((void *)a->q, a->q_type, row * a->q_stride_row + head * a->q_stride_head + d,
-                          few[head % 3]);
+                gen_store((void *)a->q, a->q_type,
+                          row * a->q_stride_row + head * a->q_stride_head + d, few[head % 3]);
             }
         }
     }
@@ -212,7 +214,8 @@ static void put_value(check_case *k, const attn_args *a, int64_t slot, float val
 static void attn_nan(check_case *k, int32_t index)
 {
     const int two = index % 3 == 2; /* more than one segment in a lane, the NaN in the first */
-    const attn_shape s = {two ? 2 : 6, two ? 1 : 1 << (index % 4), 1, 1, 3, {0}, two ? 2300 : 190, 10};
+    const attn_shape s = {two ? 2 : 6, two ? 1 : 1 << (index % 4), 1, 1, 3,
+                          {0},         two ? 2300 : 190,           10};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     attn_fill(k);
     if (!k->failed) {
@@ -262,30 +265,34 @@ static int attn_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_classes[] = {
-    {"dense", "scores and output accumulate in f32; lse is f32, natural log, [tokens, heads]; per-token bounds",
+    {"dense",
+     "scores and output accumulate in f32; lse is f32, natural log, [tokens, heads]; per-token "
+     "bounds",
      4 * N_DENSE, N_DENSE, 0, attn_dense, NULL, attn_compare},
     {"bad pages", "an id outside the table is masked and counted, never dereferenced", 16, 4, 0,
      attn_bad_pages, NULL, attn_compare},
-    {"past bound", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6, 0,
-     attn_past_bound, NULL, attn_compare},
-    {"sparse", "P is rounded to the product's operand type, the row sum uses the unrounded P", 4 * N_SPARSE,
-     N_SPARSE, 0, attn_sparse, NULL, attn_compare},
+    {"past bound", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6,
+     0, attn_past_bound, NULL, attn_compare},
+    {"sparse", "P is rounded to the product's operand type, the row sum uses the unrounded P",
+     4 * N_SPARSE, N_SPARSE, 0, attn_sparse, NULL, attn_compare},
     {"list edges", "-1 is none; a row with nothing to attend gives exactly (0, -inf)", 16, 4, 0,
      attn_list_edges, NULL, attn_compare},
     {"longest", NULL, 4, 0, 0, attn_longest, NULL, attn_compare},
     {"huge logits", NULL, 24, 8, 0, attn_huge, NULL, attn_compare},
     {"flat logits", NULL, 8, 4, 0, attn_flat, NULL, attn_compare},
-    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, 0, attn_nan, NULL,
+    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, 0,
+     attn_nan, NULL, attn_compare},
+    {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL,
      attn_compare},
-    {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL, attn_compare},
-    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 4, 0,
-     attn_alone, attn_alone_run, attn_compare},
-    {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12, 4, 0,
-     attn_tree, attn_tree_run, attn_compare},
+    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 4,
+     0, attn_alone, attn_alone_run, attn_compare},
+    {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12,
+     4, 0, attn_tree, attn_tree_run, attn_compare},
     {"fold", "segments of 2048 attended keys fold in order", 8, 2, 0, attn_fold, attn_fold_run,
      attn_compare},
 };
 
 const check_op check_attn_op = {
-    KERN_OP_attn, sizeof g_classes / sizeof *g_classes, g_classes, attn_filled, attn_same, attn_run, NULL,
+    KERN_OP_attn, sizeof g_classes / sizeof *g_classes, g_classes, attn_filled, attn_same, attn_run,
+    NULL,
 };

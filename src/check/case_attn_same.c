@@ -1,5 +1,5 @@
-/* case_attn_same.c - attention computed a second way that must give the same bits: rows alone, heads
- * alone, lanes on other ranks, segments by themselves. */
+/* case_attn_same.c - attention computed a second way that must give the same bits: rows alone,
+ * heads alone, lanes on other ranks, segments by themselves. */
 #include <math.h>
 #include <string.h>
 
@@ -105,7 +105,8 @@ typedef struct part {
 
 static part part_new(check_case *k, int32_t n_head)
 {
-    const part p = {case_alloc(k, n_head, VDIM * sizeof(float)), case_alloc(k, n_head, sizeof(float))};
+    const part p = {case_alloc(k, n_head, VDIM * sizeof(float)),
+                    case_alloc(k, n_head, sizeof(float))};
     return p;
 }
 
@@ -133,8 +134,8 @@ static void part_store(const check_case *k, int64_t row, part p)
 }
 
 /* The lanes of rank r of n, as a rank of its own would get them. */
-static void rank_call(const kern_table *t, check_case *k, dev_queue *q, int64_t row, int32_t r, int32_t n,
-                      part p)
+static void rank_call(const kern_table *t, check_case *k, dev_queue *q, int64_t row, int32_t r,
+                      int32_t n, part p)
 {
     attn_args a = part_of(k, row, 0, ((const attn_args *)k->args)->n_head);
     const int32_t *list = a.slots;

@@ -1,5 +1,5 @@
-/* case_kvio.c - cases of kv_write, index_write and gather. All EXACT: what is stored and what is read back
- * has one right answer, scales and NaN codes included. */
+/* case_kvio.c - cases of kv_write, index_write and gather. All EXACT: what is stored and what is
+ * read back has one right answer, scales and NaN codes included. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -11,10 +11,11 @@ enum { PAGE = KVS_PAGE_TOKENS };
 
 /* Values at which a format or a rule changes its mind. */
 static const float g_special[] = {
-    0.0f,    -0.0f,    1e-40f,   -1e-40f,  0x1p-149f, FLT_MIN, -FLT_MIN, 0x1p-10f, 0x1.8p-9f, 0x1p-7f,
-    1e-30f,  1e-3f,    0.0175f,  1.0f,     1.0625f,   1.1875f, 3.7f,     17.0f,    19.0f,     447.0f,
-    448.0f,  -448.0f,  448.0001f, 449.0f,  463.9f,    464.0f,  464.1f,   -465.0f,  1e4f,      -1e4f,
-    60000.f, 3.4e38f,  -3.4e38f, INFINITY, -INFINITY, NAN,     -NAN,
+    0.0f,      -0.0f,    1e-40f,    -1e-40f, 0x1p-149f, FLT_MIN, -FLT_MIN,  0x1p-10f,
+    0x1.8p-9f, 0x1p-7f,  1e-30f,    1e-3f,   0.0175f,   1.0f,    1.0625f,   1.1875f,
+    3.7f,      17.0f,    19.0f,     447.0f,  448.0f,    -448.0f, 448.0001f, 449.0f,
+    463.9f,    464.0f,   464.1f,    -465.0f, 1e4f,      -1e4f,   60000.f,   3.4e38f,
+    -3.4e38f,  INFINITY, -INFINITY, NAN,     -NAN,
 };
 enum { N_SPECIAL = sizeof g_special / sizeof *g_special };
 
@@ -126,7 +127,9 @@ static kv_write_args *kv_write_new(check_case *k, int32_t index, int64_t n_tok, 
     rng *r = &k->r;
     a->fmt = g_row_fmt[index % 4];
     a->in_type = (index / 4) % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
-    a->rule = (index / 8) % 2 != 0 ? KVS_SCALE_EXACT : index / 16 % 2 != 0 ? KVS_SCALE_AUTO : KVS_SCALE_POW2;
+    a->rule = (index / 8) % 2 != 0  ? KVS_SCALE_EXACT
+              : index / 16 % 2 != 0 ? KVS_SCALE_AUTO
+                                    : KVS_SCALE_POW2;
     static const float k_scales[] = {1.0f, 0.5f, 0.06f, 3.7f};
     a->k_scale = k_scales[gen_pick(r, 4)];
     a->n_tok = n_tok;
@@ -140,7 +143,8 @@ static kv_write_args *kv_write_new(check_case *k, int32_t index, int64_t n_tok, 
     a->latent = case_buf(k, "latent", BUF_IN, in, n_tok * a->latent_stride, gen_pick(r, 3));
     a->rope = case_buf(k, "rope", BUF_IN, in, n_tok * a->rope_stride, gen_pick(r, 3));
     a->slot = case_buf(k, "slot", BUF_IN, EL_I64, n_tok, 0);
-    a->kv = case_buf(k, "kv", BUF_INOUT, EL_U8, n_page * a->page_stride, (int32_t)unit * gen_pick(r, 5));
+    a->kv = case_buf(k, "kv", BUF_INOUT, EL_U8, n_page * a->page_stride,
+                     (int32_t)unit * gen_pick(r, 5));
     a->stats = index % 5 == 4 ? NULL : new_stats(k);
     k->args = a;
     return a;
@@ -242,16 +246,25 @@ static int kv_write_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_kv_write[] = {
-    {"random", "rows hold e4m3(x / s) with s = 2^ceil(log2(max(amax / 448, 1e-4))) or max(amax / 448, FLT_MIN); slot -1 is skipped",
+    {"random",
+     "rows hold e4m3(x / s) with s = 2^ceil(log2(max(amax / 448, 1e-4))) or max(amax / 448, "
+     "FLT_MIN); slot -1 is skipped",
      64, 16, 0, kv_write_random, NULL, kv_write_compare},
-    {"edges", "quantising rounds to nearest even and saturates to +-448, inf too; NaN stays NaN and is counted; amax is over finite values",
+    {"edges",
+     "quantising rounds to nearest even and saturates to +-448, inf too; NaN stays NaN and is "
+     "counted; amax is over finite values",
      64, 16, 0, kv_write_edges, NULL, kv_write_compare},
     {"empty", NULL, 16, 8, 0, kv_write_empty, NULL, kv_write_compare},
 };
 
 const check_op check_kv_write_op = {
-    KERN_OP_kv_write, sizeof g_kv_write / sizeof *g_kv_write, g_kv_write,
-    kv_write_filled,  kv_write_same,                          kv_write_run, NULL,
+    KERN_OP_kv_write,
+    sizeof g_kv_write / sizeof *g_kv_write,
+    g_kv_write,
+    kv_write_filled,
+    kv_write_same,
+    kv_write_run,
+    NULL,
 };
 
 /* ---- index_write ---- */
@@ -339,7 +352,8 @@ static void index_write_compare(check_case *k, const check_variant *v, check_res
                   (size_t)index_key_size(a->fmt));
         if (a->fmt == KVS_INDEX_FP8) {
             const int64_t scale = at + PAGE * 128 + slot % PAGE * 4;
-            cmp_bytes(r, (coord){"scale of token", t, -1, -1}, a->keys + scale, e->bytes + scale, 4);
+            cmp_bytes(r, (coord){"scale of token", t, -1, -1}, a->keys + scale, e->bytes + scale,
+                      4);
         }
     }
     if (a->stats != NULL) {
@@ -358,21 +372,26 @@ static int index_write_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_index_write[] = {
-    {"random", "an index page is 64 x 128 e4m3, then 64 f32 scales, pow2 with floor 1e-4 on amax", 48,
-     16, 0, index_write_build, NULL, index_write_compare},
-    {"edges", "index keys: NaN and infinity do not enter the scale", 32, 12, 0, index_write_build, NULL,
-     index_write_compare},
+    {"random", "an index page is 64 x 128 e4m3, then 64 f32 scales, pow2 with floor 1e-4 on amax",
+     48, 16, 0, index_write_build, NULL, index_write_compare},
+    {"edges", "index keys: NaN and infinity do not enter the scale", 32, 12, 0, index_write_build,
+     NULL, index_write_compare},
 };
 
 const check_op check_index_write_op = {
-    KERN_OP_index_write, sizeof g_index_write / sizeof *g_index_write, g_index_write,
-    index_write_filled,  index_write_same,                             index_write_run, NULL,
+    KERN_OP_index_write,
+    sizeof g_index_write / sizeof *g_index_write,
+    g_index_write,
+    index_write_filled,
+    index_write_same,
+    index_write_run,
+    NULL,
 };
 
 /* ---- gather ---- */
 
 typedef struct gather_expect {
-    float *row; /* [n_out_row, 576] */
+    float *row;       /* [n_out_row, 576] */
     uint8_t *written; /* [n_out_row] */
     int64_t n_out_row;
     uint64_t n_bad;
@@ -469,8 +488,8 @@ static void gather_build(check_case *k, int32_t index)
     for (int64_t q = 0; q < a->n_req && !k->failed; q++) {
         for (int64_t t = 0; t < a->count[q]; t++) {
             const int64_t to = a->out_begin[q] + t;
-            const int64_t slot =
-                orc_slot(a->table + q * a->table_stride, a->table_width, a->n_slot, a->start[q] + t);
+            const int64_t slot = orc_slot(a->table + q * a->table_stride, a->table_width, a->n_slot,
+                                          a->start[q] + t);
             case_mark(k, (uint8_t *)a->out + to * a->out_stride * size, KVS_ROW_DIM * size);
             e->written[to] = 1;
             e->n_bad += slot < 0;
@@ -497,7 +516,8 @@ static void gather_compare(check_case *k, const check_variant *v, check_result *
             if (a->out_type == KVS_DTYPE_F32) {
                 cmp_bits(r, at, ((const float *)a->out)[to * a->out_stride + d], want);
             } else {
-                cmp_i64(r, at, ((const uint16_t *)a->out)[to * a->out_stride + d], orc_to_bf16(want));
+                cmp_i64(r, at, ((const uint16_t *)a->out)[to * a->out_stride + d],
+                        orc_to_bf16(want));
             }
         }
     }
@@ -518,12 +538,15 @@ static int gather_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_gather[] = {
-    {"random", "every reader sees bf16_rne(f32(q) * s)", 48, 16, 0, gather_build, NULL, gather_compare},
+    {"random", "every reader sees bf16_rne(f32(q) * s)", 48, 16, 0, gather_build, NULL,
+     gather_compare},
     {"bad pages", "an id outside the table is masked and counted, never dereferenced", 24, 8, 0,
      gather_build, NULL, gather_compare},
 };
 
 const check_op check_gather_op = {
-    KERN_OP_gather, sizeof g_gather / sizeof *g_gather, g_gather,
-    gather_filled,  gather_same,                        gather_run, NULL,
+    KERN_OP_gather, sizeof g_gather / sizeof *g_gather,
+    g_gather,       gather_filled,
+    gather_same,    gather_run,
+    NULL,
 };

@@ -68,7 +68,8 @@ static void localise_finish(check_case *k)
     e->lane_count = case_alloc(k, (int64_t)a->n_row * e->n_lane, sizeof *e->lane_count);
     int64_t *order = case_alloc(k, a->k, sizeof *order);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
-        e->n_bad += orc_localise(a, row, e->slots + row * a->k, e->lane_count + row * e->n_lane, order);
+        e->n_bad +=
+            orc_localise(a, row, e->slots + row * a->k, e->lane_count + row * e->n_lane, order);
     }
     k->expect = e;
 }
@@ -114,7 +115,8 @@ static void localise_random(check_case *k, int32_t index)
     localise_finish(k);
 }
 
-/* Repeated ids, ids outside everything, pages outside the table and the pool, rows of no request. */
+/* Repeated ids, ids outside everything, pages outside the table and the pool, rows of no request.
+ */
 static void localise_bad(check_case *k, int32_t index)
 {
     localise_args *a = localise_new(k, index, 8, g_k[index % 6]);
@@ -123,7 +125,8 @@ static void localise_bad(check_case *k, int32_t index)
         fill_ids(k, a, row, 1);
         int32_t *id = (int32_t *)a->id + row * a->id_stride;
         for (int32_t i = 0; i < a->k; i++) {
-            const int32_t odd[] = {-2, INT32_MIN, a->bound[row], INT32_MAX, id[0], id[a->k / 2], -1};
+            const int32_t odd[] = {-2,           INT32_MIN, a->bound[row], INT32_MAX, id[0],
+                                   id[a->k / 2], -1};
             if (gen_pick(&k->r, 4) == 0) {
                 id[i] = odd[gen_pick(&k->r, 7)];
             }
@@ -131,7 +134,8 @@ static void localise_bad(check_case *k, int32_t index)
         if (row == 1) {
             ((int32_t *)a->bound)[row] = 0;
         } else if (row == 2) {
-            ((int32_t *)a->bound)[row] = INT32_MAX; /* ids past the table are allowed by the bound */
+            ((int32_t *)a->bound)[row] =
+                INT32_MAX; /* ids past the table are allowed by the bound */
             id[0] = INT32_MAX - 1;
             id[a->k - 1] = PAGE * a->table_width * a->dcp;
         } else if (row >= 6) {
@@ -213,16 +217,23 @@ static int localise_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_classes[] = {
-    {"random", "owner(pos) = (pos / I) mod N; slots are lane-major, ascending, with a count per lane", 112, 56,
-     0, localise_random, NULL, localise_compare},
+    {"random",
+     "owner(pos) = (pos / I) mod N; slots are lane-major, ascending, with a count per lane", 112,
+     56, 0, localise_random, NULL, localise_compare},
     {"bad ids", "an id outside the table is masked and counted, never dereferenced", 56, 24, 0,
      localise_bad, NULL, localise_compare},
-    {"cut", "a candidate is kept when its score is above the cut or equal with an id at or below it", 56,
+    {"cut",
+     "a candidate is kept when its score is above the cut or equal with an id at or below it", 56,
      24, 0, localise_cut, NULL, localise_compare},
     {"empty", NULL, 16, 8, 0, localise_empty, NULL, localise_compare},
 };
 
 const check_op check_localise_op = {
-    KERN_OP_localise, sizeof g_classes / sizeof *g_classes, g_classes, localise_filled, localise_same,
-    localise_run,     NULL,
+    KERN_OP_localise,
+    sizeof g_classes / sizeof *g_classes,
+    g_classes,
+    localise_filled,
+    localise_same,
+    localise_run,
+    NULL,
 };

@@ -2,13 +2,14 @@
  *
  * Every variant must give the reference's bits, and those must be near the formula in double.
  *
- * Bound. A node forms w = exp(lse - m) (argument rounded: |lse - m| u; exp 2 ulp = 4 u), w / sum (sum u, the
- * reciprocal u, the product u) and two products with one addition (2 u): with |lse - m| <= 88 for a weight that
- * is not 0 the relative error of a weight is below 100 u in the worst case, and a weight below e^-87 counts as
- * 0: 2^-125. But the error of the argument is weighted by the weight itself, x e^-x <= 0.37, so the sum of
- * |terms| moves by at most (0.4 + 4 + 3 + 2) u per node: 10 u. A value passes at most depth nodes. LSE: the
- * weights' 5 u, log 1e-7, and the roundings of m + log: 2 u |lse|, per node; an lse off by that much moves the
- * weights of the next node by the same, relative.
+ * Bound. A node forms w = exp(lse - m) (argument rounded: |lse - m| u; exp 2 ulp = 4 u), w / sum
+ * (sum u, the reciprocal u, the product u) and two products with one addition (2 u): with |lse - m|
+ * <= 88 for a weight that is not 0 the relative error of a weight is below 100 u in the worst case,
+ * and a weight below e^-87 counts as 0: 2^-125. But the error of the argument is weighted by the
+ * weight itself, x e^-x <= 0.37, so the sum of |terms| moves by at most (0.4 + 4 + 3 + 2) u per
+ * node: 10 u. A value passes at most depth nodes. LSE: the weights' 5 u, log 1e-7, and the
+ * roundings of m + log: 2 u |lse|, per node; an lse off by that much moves the weights of the next
+ * node by the same, relative.
  */
 #include <math.h>
 #include <string.h>
@@ -20,10 +21,10 @@
 static const double u = 0x1p-24;
 
 typedef struct merge_expect {
-    orc_merge *head;    /* [n_row, n_head] */
-    float **part_of;    /* writable view of out_in */
+    orc_merge *head; /* [n_row, n_head] */
+    float **part_of; /* writable view of out_in */
     float **lse_of;
-    int exp_log;        /* compare kern/exp.h with libm instead */
+    int exp_log; /* compare kern/exp.h with libm instead */
 } merge_expect;
 
 static void merge_run(const kern_table *t, check_case *k, dev_queue *q)
@@ -57,10 +58,10 @@ static merge_args *merge_new(check_case *k, const merge_shape *s)
     e->part_of = case_alloc(k, s->n_part, sizeof *e->part_of);
     e->lse_of = case_alloc(k, s->n_part, sizeof *e->lse_of);
     for (int32_t p = 0; p < s->n_part; p++) {
-        e->part_of[p] = case_buf(k, out_names[p % 8], BUF_IN, EL_F32, s->n_row * a->in_stride_row,
-                                 s->pad);
-        e->lse_of[p] = case_buf(k, lse_names[p % 8], BUF_IN, EL_F32, s->n_row * a->lse_stride_row,
-                                s->pad);
+        e->part_of[p] =
+            case_buf(k, out_names[p % 8], BUF_IN, EL_F32, s->n_row * a->in_stride_row, s->pad);
+        e->lse_of[p] =
+            case_buf(k, lse_names[p % 8], BUF_IN, EL_F32, s->n_row * a->lse_stride_row, s->pad);
     }
     a->out_in = (const float *const *)e->part_of;
     a->lse_in = (const float *const *)e->lse_of;
@@ -83,12 +84,14 @@ static merge_args *merge_new(check_case *k, const merge_shape *s)
     return a;
 }
 
-static float *value_at(const merge_args *a, const merge_expect *e, int32_t p, int64_t row, int64_t head)
+static float *value_at(const merge_args *a, const merge_expect *e, int32_t p, int64_t row,
+                       int64_t head)
 {
     return e->part_of[p] + row * a->in_stride_row + head * a->in_stride_head;
 }
 
-static float *lse_at(const merge_args *a, const merge_expect *e, int32_t p, int64_t row, int64_t head)
+static float *lse_at(const merge_args *a, const merge_expect *e, int32_t p, int64_t row,
+                     int64_t head)
 {
     return e->lse_of[p] + row * a->lse_stride_row + head;
 }
@@ -134,13 +137,13 @@ static void merge_random(check_case *k, int32_t index)
 /* Every combination of what an lse may be; the values behind a weight of 0 are NaN. */
 static void merge_edges(check_case *k, int32_t index)
 {
-    static const float lses[] = {-INFINITY, NAN,    INFINITY, 0.0f,   1.5f,  -3.0f, 90.0f,
+    static const float lses[] = {-INFINITY, NAN,   INFINITY, 0.0f,   1.5f,  -3.0f, 90.0f,
                                  -90.0f,    3e38f, -3e38f,   1e-40f, -0.0f, -NAN};
     enum { N_LSE = sizeof lses / sizeof *lses };
     const int32_t mode = index % 2;
     const int32_t n_part = mode == MERGE_TREE ? 1 << (index / 2 % 4) : 1 + index / 2 % 4;
-    const merge_shape s = {n_part, mode, N_LSE, N_LSE,
-                           64,     index % 3 == 2 ? KVS_DTYPE_BF16 : KVS_DTYPE_F32, index % 2};
+    const merge_shape s = {
+        n_part, mode, N_LSE, N_LSE, 64, index % 3 == 2 ? KVS_DTYPE_BF16 : KVS_DTYPE_F32, index % 2};
     const merge_args *a = merge_new(k, &s);
     const merge_expect *e = k->expect;
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
@@ -229,7 +232,8 @@ static void compare_head(const merge_args *a, const merge_expect *e, int64_t row
 {
     const orc_merge *o = &e->head[row * a->n_head + head];
     const double depth = a->mode == MERGE_TREE ? ceil(log2((double)a->n_part)) : a->n_part - 1;
-    const double lse_moves = o->n_live > 0 ? expm1(fmin(fmax(depth - 1.0, 0.0) * 2.0 * u * fabs(o->lse), 1.0)) : 0.0;
+    const double lse_moves =
+        o->n_live > 0 ? expm1(fmin(fmax(depth - 1.0, 0.0) * 2.0 * u * fabs(o->lse), 1.0)) : 0.0;
     for (int64_t d = 0; d < a->dim; d++) {
         double want = 0.0;
         double terms = 0.0;
@@ -244,8 +248,8 @@ static void compare_head(const merge_args *a, const merge_expect *e, int64_t row
         const double tol = (depth * 10.0 * u + lse_moves) * terms + a->n_part * 0x1p-122;
         const int64_t at = row * a->out_stride_row + head * a->out_stride_head + d;
         if (a->out_type == KVS_DTYPE_BF16) {
-            cmp_near(r, (coord){"out", row, head, d}, orc_bf16(((const uint16_t *)a->out)[at]), want,
-                     tol + half_ulp_bf16(want) * 1.01);
+            cmp_near(r, (coord){"out", row, head, d}, orc_bf16(((const uint16_t *)a->out)[at]),
+                     want, tol + half_ulp_bf16(want) * 1.01);
         } else {
             cmp_near(r, (coord){"out", row, head, d}, ((const float *)a->out)[at], want, tol);
         }
@@ -301,9 +305,13 @@ static int merge_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_merge[] = {
-    {"random", "out = (w_a out_a + w_b out_b) / (w_a + w_b), lse = m + log(w_a + w_b), natural log, one rounding to the output type",
+    {"random",
+     "out = (w_a out_a + w_b out_b) / (w_a + w_b), lse = m + log(w_a + w_b), natural log, one "
+     "rounding to the output type",
      N_SHAPE, N_SHAPE - 2, 1, merge_random, NULL, merge_compare},
-    {"edges", "merging with the identity returns the other operand's bits; a side of weight 0 is not read; NaN and +inf lse count as -inf",
+    {"edges",
+     "merging with the identity returns the other operand's bits; a side of weight 0 is not read; "
+     "NaN and +inf lse count as -inf",
      24, 12, 1, merge_edges, NULL, merge_compare},
     {"exp range", "every variant of merge has the same bits", 6, 2, 1, merge_exp_range, NULL,
      merge_compare},

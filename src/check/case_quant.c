@@ -1,7 +1,7 @@
 /* case_quant.c - cases of quant_q and index_quant.
  *
- * EXACT: codes and scales. ULP: w_out, a product of three roundings and two rounded constants: at most 2.5
- * units of half an ulp each, taken as 3 ulp.
+ * EXACT: codes and scales. ULP: w_out, a product of three roundings and two rounded constants: at
+ * most 2.5 units of half an ulp each, taken as 3 ulp.
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,8 @@ static void vector(rng *r, void *x, int32_t type, int64_t at, int64_t n, int32_t
     if (kind == 0) {
         return;
     }
-    static const float odd[] = {0.0f, -0.0f, 1e-40f, 448.0f, 449.0f, 6e4f, INFINITY, -INFINITY, NAN, -NAN};
+    static const float odd[] = {0.0f, -0.0f,    1e-40f,    448.0f, 449.0f,
+                                6e4f, INFINITY, -INFINITY, NAN,    -NAN};
     for (int64_t i = 0; i < n; i++) {
         if (kind == 1) {
             gen_store(x, type, at + i, (i & 1) != 0 ? 0.0f : -0.0f);
@@ -27,7 +28,8 @@ static void vector(rng *r, void *x, int32_t type, int64_t at, int64_t n, int32_t
             gen_store(x, type, at + i, (i & 1) != 0 ? NAN : INFINITY);
         } else if (kind == 4) {
             /* halfway between codes when the scale is 1 */
-            gen_store(x, type, at + i, i == 0 ? 448.0f : ((float)gen_pick(r, 127) + 0.5f) * 0x1p-9f);
+            gen_store(x, type, at + i,
+                      i == 0 ? 448.0f : ((float)gen_pick(r, 127) + 0.5f) * 0x1p-9f);
         }
     }
 }
@@ -58,7 +60,8 @@ static void quant_q_build(check_case *k, int32_t index)
         vector(r, q, a->q_type, at, KVS_ROW_DIM, edges ? (int32_t)(1 + i % 4) : 0);
     }
     a->q = q;
-    a->q_out = case_buf(k, "q_out", BUF_OUT, EL_U16, (int64_t)a->n_row * a->n_head * KVS_ROW_DIM, 0);
+    a->q_out =
+        case_buf(k, "q_out", BUF_OUT, EL_U16, (int64_t)a->n_row * a->n_head * KVS_ROW_DIM, 0);
     a->scale = case_buf(k, "scale", BUF_OUT, EL_F32, (int64_t)a->n_row * a->n_head, 0);
     case_mark_all(k, a->q_out);
     case_mark_all(k, a->scale);
@@ -98,13 +101,18 @@ static int quant_q_same(const kern_table *a, const kern_table *b)
 static const check_class g_quant_q[] = {
     {"random", "fp8 queries have one scale per (row, head) that depends on nothing else", 24, 12, 0,
      quant_q_build, NULL, quant_q_compare},
-    {"edges", "NaN stays NaN, infinity saturates, neither enters the scale", 24, 12, 0, quant_q_build, NULL,
-     quant_q_compare},
+    {"edges", "NaN stays NaN, infinity saturates, neither enters the scale", 24, 12, 0,
+     quant_q_build, NULL, quant_q_compare},
 };
 
 const check_op check_quant_q_op = {
-    KERN_OP_quant_q, sizeof g_quant_q / sizeof *g_quant_q, g_quant_q,
-    quant_q_filled,  quant_q_same,                         quant_q_run, NULL,
+    KERN_OP_quant_q,
+    sizeof g_quant_q / sizeof *g_quant_q,
+    g_quant_q,
+    quant_q_filled,
+    quant_q_same,
+    quant_q_run,
+    NULL,
 };
 
 /* ---- index_quant ---- */
@@ -123,8 +131,8 @@ static void index_quant_build(check_case *k, int32_t index)
     a->n_head = heads[index % 8];
     a->q_type = index % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     const int64_t n = (int64_t)a->n_row * a->n_head;
-    void *q = case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16, n * KVS_INDEX_DIM,
-                       gen_pick(r, 3));
+    void *q = case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16,
+                       n * KVS_INDEX_DIM, gen_pick(r, 3));
     float *w = case_buf(k, "w", BUF_IN, EL_F32, n, gen_pick(r, 3));
     const int edges = strcmp(k->cls->name, "edges") == 0;
     gen_f32(r, w, n, 2.0f);
@@ -191,13 +199,19 @@ static int index_quant_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_index_quant[] = {
-    {"random", "index queries: pow2 with floor 1e-4 on amax; w = ((w * q_scale) * dim^-1/2) * heads^-1/2", 32, 16,
-     0, index_quant_build, NULL, index_quant_compare},
+    {"random",
+     "index queries: pow2 with floor 1e-4 on amax; w = ((w * q_scale) * dim^-1/2) * heads^-1/2", 32,
+     16, 0, index_quant_build, NULL, index_quant_compare},
     {"edges", "NaN is counted and never enters a scale", 32, 16, 0, index_quant_build, NULL,
      index_quant_compare},
 };
 
 const check_op check_index_quant_op = {
-    KERN_OP_index_quant, sizeof g_index_quant / sizeof *g_index_quant, g_index_quant,
-    index_quant_filled,  index_quant_same,                             index_quant_run, NULL,
+    KERN_OP_index_quant,
+    sizeof g_index_quant / sizeof *g_index_quant,
+    g_index_quant,
+    index_quant_filled,
+    index_quant_same,
+    index_quant_run,
+    NULL,
 };

@@ -1,8 +1,9 @@
 /* case_score.c - cases of the indexer's scores.
  *
- * Bound: K = 128 products in a dot, then n_head terms: sqrt(128) u sum|q||k||w| + (sqrt(n_head) + 2) u sum|w relu|,
- * both times k_scale, + 2 u |score| for the scale and the last rounding; u = 2^-24 in every variant, since the
- * products of fp8 values are exact in f32 and f32 keys are multiplied in f32.
+ * Bound: K = 128 products in a dot, then n_head terms: sqrt(128) u sum|q||k||w| + (sqrt(n_head) +
+ * 2) u sum|w relu|, both times k_scale, + 2 u |score| for the scale and the last rounding; u =
+ * 2^-24 in every variant, since the products of fp8 values are exact in f32 and f32 keys are
+ * multiplied in f32.
  */
 #include <math.h>
 #include <string.h>
@@ -19,8 +20,8 @@ typedef struct score_expect {
     uint8_t *state;   /* [n_row, n_col] 0: -inf, 1: a score */
     int64_t n_col;
     uint64_t n_bad, n_key;
-    float *alone;     /* second output of the invariance class; NULL elsewhere */
-    int32_t shift;    /* keys of request 1 at l + shift are those of request 0 at l */
+    float *alone;  /* second output of the invariance class; NULL elsewhere */
+    int32_t shift; /* keys of request 1 at l + shift are those of request 0 at l */
 } score_expect;
 
 static void score_call(const kern_table *t, check_case *k, dev_queue *q, index_score_args *a)
@@ -134,10 +135,11 @@ static void score_fill(check_case *k, index_score_args *a)
             len = a->row_req[row] == req && a->kv_len[row] > len ? a->kv_len[row] : len;
         }
         for (int64_t l = 0; l < len; l++) {
-            const int64_t slot = orc_slot(a->table + req * a->table_stride, a->table_width,
-                                          a->n_page * PAGE, l);
+            const int64_t slot =
+                orc_slot(a->table + req * a->table_stride, a->table_width, a->n_page * PAGE, l);
             if (slot >= 0) {
-                put_key(&k->r, a->fmt, (uint8_t *)a->keys + slot / PAGE * a->page_stride, slot % PAGE);
+                put_key(&k->r, a->fmt, (uint8_t *)a->keys + slot / PAGE * a->page_stride,
+                        slot % PAGE);
             }
         }
     }
@@ -218,7 +220,8 @@ static void score_bad(check_case *k, int32_t index)
     score_finish(k);
 }
 
-/* NaN in keys, scales, queries and weights of single scores; NaN past the bound of every other row. */
+/* NaN in keys, scales, queries and weights of single scores; NaN past the bound of every other row.
+ */
 static void score_nan(check_case *k, int32_t index)
 {
     static const int32_t lens[] = {40, 64, 90, 130};
@@ -294,7 +297,8 @@ static void score_alone(check_case *k, int32_t index)
                 continue;
             }
             const int64_t from = l - e->shift;
-            copy_key(a->fmt, to, l % PAGE, keys + a->table[from / PAGE] * a->page_stride, from % PAGE);
+            copy_key(a->fmt, to, l % PAGE, keys + a->table[from / PAGE] * a->page_stride,
+                     from % PAGE);
         }
     }
     score_finish(k);
@@ -361,7 +365,8 @@ static void score_compare(check_case *k, const check_variant *v, check_result *r
     if (e->alone != NULL) {
         compare_alone(a, e, r);
     }
-    cmp_i64(r, (coord){"n_bad_id", 0, -1, -1}, (int64_t)case_counted(k, a->n_bad_id), (int64_t)e->n_bad);
+    cmp_i64(r, (coord){"n_bad_id", 0, -1, -1}, (int64_t)case_counted(k, a->n_bad_id),
+            (int64_t)e->n_bad);
     cmp_i64(r, (coord){"n_key", 0, -1, -1}, (int64_t)case_counted(k, a->n_key), (int64_t)e->n_key);
 }
 
@@ -376,17 +381,22 @@ static int score_same(const kern_table *a, const kern_table *b)
 }
 
 static const check_class g_classes[] = {
-    {"random", "score = (sum_h max(0, q8_h . k8) * w_h) * k_scale in f32", 32, 16, 0, score_random, NULL,
-     score_compare},
-    {"bad ids", "an id outside the table is masked and counted, never dereferenced", 12, 6, 0, score_bad,
+    {"random", "score = (sum_h max(0, q8_h . k8) * w_h) * k_scale in f32", 32, 16, 0, score_random,
      NULL, score_compare},
-    {"nan", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6, 0, score_nan,
-     NULL, score_compare},
+    {"bad ids", "an id outside the table is masked and counted, never dereferenced", 12, 6, 0,
+     score_bad, NULL, score_compare},
+    {"nan", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6, 0,
+     score_nan, NULL, score_compare},
     {"alone", "a score depends neither on shard, row, batch nor on where the key lies", 16, 6, 0,
      score_alone, score_alone_run, score_compare},
 };
 
 const check_op check_index_score_op = {
-    KERN_OP_index_score, sizeof g_classes / sizeof *g_classes, g_classes, score_filled, score_same,
-    score_run,           NULL,
+    KERN_OP_index_score,
+    sizeof g_classes / sizeof *g_classes,
+    g_classes,
+    score_filled,
+    score_same,
+    score_run,
+    NULL,
 };

@@ -1,5 +1,5 @@
-/* case_topk.c - cases of topk and topk_merge. EXACT: the order is total, so given the scores there is one
- * right answer. -0.0 and +0.0 are one score. */
+/* case_topk.c - cases of topk and topk_merge. EXACT: the order is total, so given the scores there
+ * is one right answer. -0.0 and +0.0 are one score. */
 #include <math.h>
 #include <string.h>
 
@@ -10,22 +10,22 @@
 
 typedef enum row_kind {
     ROW_RANDOM,
-    ROW_TIES,        /* a few hundred distinct values */
+    ROW_TIES, /* a few hundred distinct values */
     ROW_EQUAL,
     ROW_RISING,
     ROW_FALLING,
-    ROW_ONES_ZEROS,  /* 100 ones, then zeros */
-    ROW_ZEROS,       /* +0 and -0 */
-    ROW_SPECIAL,     /* NaN, both infinities, both zeros, denormals among few values */
-    ROW_NONE,        /* NaN and -inf only */
-    ROW_FEW,         /* NaN and -inf but for a handful */
+    ROW_ONES_ZEROS, /* 100 ones, then zeros */
+    ROW_ZEROS,      /* +0 and -0 */
+    ROW_SPECIAL,    /* NaN, both infinities, both zeros, denormals among few values */
+    ROW_NONE,       /* NaN and -inf only */
+    ROW_FEW,        /* NaN and -inf but for a handful */
     ROW_NEGATIVE,
-    ROW_SAW,         /* long equal stretches with steps between */
+    ROW_SAW, /* long equal stretches with steps between */
     N_ROW_KIND
 } row_kind;
 
-static const float g_special[] = {0.0f,     -0.0f, INFINITY, -INFINITY, NAN,   -NAN, 1e-40f,
-                                  -1e-40f, 3.4e38f, -3.4e38f, 1.0f,      -1.0f};
+static const float g_special[] = {0.0f,   -0.0f,   INFINITY, -INFINITY, NAN,  -NAN,
+                                  1e-40f, -1e-40f, 3.4e38f,  -3.4e38f,  1.0f, -1.0f};
 enum { N_SPECIAL = sizeof g_special / sizeof *g_special };
 
 static float row_value(rng *r, row_kind kind, int64_t i, int64_t n)
@@ -121,7 +121,8 @@ static void topk_settle(check_case *k)
 }
 
 /* k best of each row, with an old list of n_old entries below id_base. */
-static topk_args *topk_new(check_case *k, int32_t n_row, int32_t n_best, int32_t n_col, int32_t n_old)
+static topk_args *topk_new(check_case *k, int32_t n_row, int32_t n_best, int32_t n_col,
+                           int32_t n_old)
 {
     topk_args *a = case_alloc(k, 1, sizeof *a);
     rng *r = &k->r;
@@ -132,7 +133,8 @@ static topk_args *topk_new(check_case *k, int32_t n_row, int32_t n_best, int32_t
     a->score = case_buf(k, "score", BUF_IN, EL_F32, n_row * a->score_stride, gen_pick(r, 8));
     a->n_col = case_buf(k, "n_col", BUF_IN, EL_I32, n_row, 0);
     a->list_id = case_buf(k, "list_id", BUF_INOUT, EL_I32, (int64_t)n_row * n_best, gen_pick(r, 4));
-    a->list_score = case_buf(k, "list_score", BUF_INOUT, EL_F32, (int64_t)n_row * n_best, gen_pick(r, 4));
+    a->list_score =
+        case_buf(k, "list_score", BUF_INOUT, EL_F32, (int64_t)n_row * n_best, gen_pick(r, 4));
     a->list_count = case_buf(k, "list_count", BUF_INOUT, EL_I32, n_row, 0);
     case_mark_all(k, a->list_id);
     case_mark_all(k, a->list_score);
@@ -236,7 +238,9 @@ static void topk_list(check_case *k, int32_t index)
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         topk_old_list(k, a, row, row == 1 ? 0 : n_old);
         row_fill(&k->r, (float *)a->score + row * a->score_stride, a->n_col[row],
-                 row == 5 ? ROW_NONE : row % 2 != 0 ? ROW_SPECIAL : ROW_TIES);
+                 row == 5       ? ROW_NONE
+                 : row % 2 != 0 ? ROW_SPECIAL
+                                : ROW_TIES);
     }
     topk_finish(k);
 }
@@ -281,8 +285,8 @@ static int topk_same(const kern_table *a, const kern_table *b)
 static const check_class g_topk[] = {
     {"random", "selection: larger score first, then lower id", 40, 20, 0, topk_random, NULL,
      topk_compare},
-    {"patterns", "ties go to the lower id; -0.0 equals +0.0; NaN and -inf are never selected", 30, 10, 0,
-     topk_patterns, NULL, topk_compare},
+    {"patterns", "ties go to the lower id; -0.0 equals +0.0; NaN and -inf are never selected", 30,
+     10, 0, topk_patterns, NULL, topk_compare},
     {"list", "a running list enters with its own ids", 20, 10, 0, topk_list, NULL, topk_compare},
     {"stream", "a row fed in pieces gives the list of the whole row", 20, 8, 0, topk_stream, NULL,
      topk_compare},
@@ -290,7 +294,8 @@ static const check_class g_topk[] = {
 };
 
 const check_op check_topk_op = {
-    KERN_OP_topk, sizeof g_topk / sizeof *g_topk, g_topk, topk_filled, topk_same, topk_run, topk_settle,
+    KERN_OP_topk, sizeof g_topk / sizeof *g_topk, g_topk, topk_filled, topk_same, topk_run,
+    topk_settle,
 };
 
 /* ---- topk_merge ---- */
@@ -310,7 +315,8 @@ static void topk_merge_run(const kern_table *t, check_case *k, dev_queue *q)
 }
 
 /* Candidates of one row: ids ascending inside each list and distinct over all. */
-static void cand_fill(check_case *k, const topk_merge_args *a, int64_t row, row_kind kind, int32_t fill)
+static void cand_fill(check_case *k, const topk_merge_args *a, int64_t row, row_kind kind,
+                      int32_t fill)
 {
     rng *r = &k->r;
     int32_t n[8] = {0};
@@ -349,7 +355,8 @@ static topk_merge_args *topk_merge_new(check_case *k, int32_t n_row, int32_t n_l
     const int32_t **id = case_alloc(k, 8, sizeof *id);
     const int32_t **count = case_alloc(k, 8, sizeof *count);
     for (int32_t i = 0; i < n_list; i++) {
-        score[i] = case_buf(k, names[i], BUF_IN, EL_F32, n_row * a->cand_stride, gen_pick(&k->r, 3));
+        score[i] =
+            case_buf(k, names[i], BUF_IN, EL_F32, n_row * a->cand_stride, gen_pick(&k->r, 3));
         id[i] = case_buf(k, names[i], BUF_IN, EL_I32, n_row * a->cand_stride, gen_pick(&k->r, 3));
         count[i] = case_buf(k, names[i], BUF_IN, EL_I32, n_row, 0);
     }
@@ -394,14 +401,15 @@ static void topk_merge_finish(check_case *k)
 
 static void topk_merge_build(check_case *k, int32_t index)
 {
-    static const row_kind kinds[] = {ROW_RANDOM, ROW_TIES, ROW_EQUAL, ROW_ZEROS,
+    static const row_kind kinds[] = {ROW_RANDOM,  ROW_TIES,   ROW_EQUAL,   ROW_ZEROS,
                                      ROW_SPECIAL, ROW_RISING, ROW_NEGATIVE};
     const int patterns = strcmp(k->cls->name, "patterns") == 0;
     const int32_t n_list = 1 + (index + 7) % 8;
     const int32_t n_best = g_k[index % N_K];
     topk_merge_args *a = topk_merge_new(k, patterns ? 7 : 3, n_list, n_best);
     if (index % 2 == 0) {
-        a->all_id = case_buf(k, "all_id", BUF_OUT, EL_I32, (int64_t)a->n_row * n_best, gen_pick(&k->r, 3));
+        a->all_id =
+            case_buf(k, "all_id", BUF_OUT, EL_I32, (int64_t)a->n_row * n_best, gen_pick(&k->r, 3));
         case_mark_all(k, a->all_id);
     }
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
@@ -422,7 +430,8 @@ static void topk_merge_compare(check_case *k, const check_variant *v, check_resu
     for (int64_t row = 0; row < a->n_row; row++) {
         cmp_i64(r, (coord){"n_total", row, -1, -1}, a->n_total[row], e[row].n_total);
         cmp_i64(r, (coord){"cut_id", row, -1, -1}, a->cut_id[row], e[row].cut.id);
-        cmp_near(r, (coord){"cut_score", row, -1, -1}, a->cut_score[row], (double)e[row].cut.score, 0.0);
+        cmp_near(r, (coord){"cut_score", row, -1, -1}, a->cut_score[row], (double)e[row].cut.score,
+                 0.0);
         for (int64_t i = 0; i < a->k && a->all_id != NULL; i++) {
             cmp_i64(r, (coord){"all_id", row, -1, i}, a->all_id[row * a->k + i], e[row].all[i]);
         }
@@ -447,6 +456,11 @@ static const check_class g_topk_merge[] = {
 };
 
 const check_op check_topk_merge_op = {
-    KERN_OP_topk_merge, sizeof g_topk_merge / sizeof *g_topk_merge, g_topk_merge, topk_merge_filled,
-    topk_merge_same,    topk_merge_run,                             NULL,
+    KERN_OP_topk_merge,
+    sizeof g_topk_merge / sizeof *g_topk_merge,
+    g_topk_merge,
+    topk_merge_filled,
+    topk_merge_same,
+    topk_merge_run,
+    NULL,
 };

@@ -1,8 +1,8 @@
 /* check.c - the run: which ops, classes, cases and variants, one row each, and the public entry.
  *
- * A case is built once and every variant runs over it, so that the oracle works once. The reference is the
- * first variant of every op. A variant whose function is one that was already tested is listed as
- * inherited; one that this machine cannot run is listed as skipped.
+ * A case is built once and every variant runs over it, so that the oracle works once. The reference
+ * is the first variant of every op. A variant whose function is one that was already tested is
+ * listed as inherited; one that this machine cannot run is listed as skipped.
  */
 #include "check/check.h"
 
@@ -61,8 +61,8 @@ static void csv_row(check_run *c, const char *op, const char *variant, const cha
     if (c->csv == NULL) {
         return;
     }
-    fprintf(c->csv, "%s,%s,%s,%lld,%s,%.4g,", op, variant, cls, r != NULL ? (long long)r->n_case : 0LL,
-            verdict, r != NULL ? r->worst : 0.0);
+    fprintf(c->csv, "%s,%s,%s,%lld,%s,%.4g,", op, variant, cls,
+            r != NULL ? (long long)r->n_case : 0LL, verdict, r != NULL ? r->worst : 0.0);
     csv_text(c->csv, detail);
     fprintf(c->csv, ",%llu\n", (unsigned long long)c->cfg->seed);
 }
@@ -77,8 +77,8 @@ void check_row(check_run *c, const char *op, const char *variant, const char *cl
     if (r != NULL && verdict != 2) {
         snprintf(worst, sizeof worst, "%.3g", r->worst);
     }
-    snprintf(text, sizeof text, "%-12s %-11s %-14s %s %9s  %s", op, variant, cls, words[verdict], worst,
-             detail != NULL ? detail : "");
+    snprintf(text, sizeof text, "%-12s %-11s %-14s %s %9s  %s", op, variant, cls, words[verdict],
+             worst, detail != NULL ? detail : "");
     for (size_t n = strlen(text); n > 0 && text[n - 1] == ' '; n--) {
         text[n - 1] = '\0';
     }
@@ -133,7 +133,8 @@ static void add_variant(check_run *c, op_run *o, const kern_variant *v)
     memset(l, 0, sizeof *l);
     v->apply(&l->table);
     if (!o->op->filled(&l->table)) {
-        check_row(c, op, v->name, "-", 1, NULL, "the variant is listed but sets no function for this op");
+        check_row(c, op, v->name, "-", 1, NULL,
+                  "the variant is listed but sets no function for this op");
         return;
     }
     for (int32_t i = 0; i < o->n_live; i++) {
@@ -179,8 +180,8 @@ static kvs_status run_class(check_run *c, op_run *o, const check_class *cls, kvs
     for (int32_t i = 0; i < o->n_live && n > 0; i++) {
         const live_variant *l = &o->live[i];
         if (l->listed) {
-            check_row(c, kern_op_name(o->op->op), l->v->name, cls->name, l->result.n_bad > 0, &l->result,
-                      c->cfg->conformance ? cls->rule : NULL);
+            check_row(c, kern_op_name(o->op->op), l->v->name, cls->name, l->result.n_bad > 0,
+                      &l->result, c->cfg->conformance ? cls->rule : NULL);
         }
     }
     return KVS_OK;
@@ -282,7 +283,8 @@ static kvs_status check_flags(const kvs_check_config *cfg, kvs_error *err)
     const struct {
         const char *name;
         int32_t value;
-    } flags[] = {{"quick", cfg->quick}, {"conformance", cfg->conformance}, {"selftest", cfg->selftest}};
+    } flags[] = {
+        {"quick", cfg->quick}, {"conformance", cfg->conformance}, {"selftest", cfg->selftest}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         if (flags[i].value != 0 && flags[i].value != 1) {
             return err_set(err, KVS_INVALID, "check: %s is %d; use 0 or 1", flags[i].name,
@@ -290,8 +292,9 @@ static kvs_status check_flags(const kvs_check_config *cfg, kvs_error *err)
         }
     }
     if (cfg->conformance && (cfg->quick || cfg->selftest || cfg->seed != 0)) {
-        return err_set(err, KVS_INVALID, "check: the conformance run has a fixed seed and size; leave out "
-                                         "quick, selftest and seed");
+        return err_set(err, KVS_INVALID,
+                       "check: the conformance run has a fixed seed and size; leave out "
+                       "quick, selftest and seed");
     }
     return KVS_OK;
 }
@@ -299,13 +302,14 @@ static kvs_status check_flags(const kvs_check_config *cfg, kvs_error *err)
 static kvs_status finish(check_run *c, kvs_error *err)
 {
     char text[96];
-    snprintf(text, sizeof text, "%lld passed, %lld failed, %lld skipped", (long long)c->total.n_passed,
-             (long long)c->total.n_failed, (long long)c->total.n_skipped);
+    snprintf(text, sizeof text, "%lld passed, %lld failed, %lld skipped",
+             (long long)c->total.n_passed, (long long)c->total.n_failed,
+             (long long)c->total.n_skipped);
     say(c, text);
     if (c->total.n_failed > 0) {
         return err_set(err, KVS_INTERNAL, "%lld of %lld checks failed, first %s",
-                       (long long)c->total.n_failed, (long long)(c->total.n_failed + c->total.n_passed),
-                       c->first_fail);
+                       (long long)c->total.n_failed,
+                       (long long)(c->total.n_failed + c->total.n_passed), c->first_fail);
     }
     return KVS_OK;
 }
@@ -366,8 +370,9 @@ kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err)
 {
     if (cfg == NULL || cfg->struct_size < sizeof cfg->struct_size ||
         cfg->struct_size > 16 * sizeof *cfg) {
-        return err_set(err, KVS_INVALID, "check: struct_size is not set; start from "
-                                         "kvs_check_config_default()");
+        return err_set(err, KVS_INVALID,
+                       "check: struct_size is not set; start from "
+                       "kvs_check_config_default()");
     }
     kvs_check_config local;
     memset(&local, 0, sizeof local);

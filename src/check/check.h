@@ -1,14 +1,16 @@
-/* check/check.h - how an op is checked: cases, their buffers, the harness that runs a variant, results.
+/* check/check.h - how an op is checked: cases, their buffers, the harness that runs a variant,
+ * results.
  *
- * An op (check_op) has classes; a class has numbered cases. build() of a class makes one case: it takes
- * buffers from the case, fills the inputs, marks which bytes of the outputs the op may write, and computes
- * what the oracle expects. The harness then runs every variant over the same case:
+ * An op (check_op) has classes; a class has numbered cases. build() of a class makes one case: it
+ * takes buffers from the case, fills the inputs, marks which bytes of the outputs the op may write,
+ * and computes what the oracle expects. The harness then runs every variant over the same case:
  *   1  inputs and in-out buffers as built, outputs poisoned with NaN, red zones around every buffer
  *   2  run; the red zones, the inputs and every byte that is not marked must be as before
  *   3  compare() against the oracle
  *   4  run again, and again with two worker threads: the same output bytes
  *   5  where the class says so: the same output bytes as the reference variant
- * A fault (selftest.c) is planted between 2 and 3, or in a later run, and must end up in the result.
+ * A fault (selftest.c) is planted between 2 and 3, or in a later run, and must end up in the
+ * result.
  *
  * A case lives in one mapping that is given back as a whole; nothing in it is freed by itself.
  */
@@ -51,11 +53,11 @@ typedef struct check_buf {
 /* Of one (op, variant, class). */
 typedef struct check_result {
     int64_t n_case;
-    int64_t n_bad;                 /* comparisons that failed */
-    double worst;                  /* largest error over its bound */
-    char first[CHECK_MAX_DETAIL];  /* the first failure */
-    int64_t plant;                 /* selftest: counts down in cmp_near; at 0 the value is moved ... */
-    int32_t plant_over;            /* ... one ULP over its bound (1) or just inside it (0) */
+    int64_t n_bad;                /* comparisons that failed */
+    double worst;                 /* largest error over its bound */
+    char first[CHECK_MAX_DETAIL]; /* the first failure */
+    int64_t plant;      /* selftest: counts down in cmp_near; at 0 the value is moved ... */
+    int32_t plant_over; /* ... one ULP over its bound (1) or just inside it (0) */
 } check_result;
 
 /* ---- a case ---------------------------------------------------------------------------------- */
@@ -73,7 +75,7 @@ typedef struct check_case {
 
     check_buf buf[CHECK_MAX_BUF];
     int32_t n_buf;
-    check_buf scratch; /* of the variant under test */
+    check_buf scratch;  /* of the variant under test */
     int has_scratch;    /* the op asks for some */
     int scratch_broken; /* the zones of an earlier call's scratch were written */
 
@@ -83,13 +85,14 @@ typedef struct check_case {
 
 typedef struct check_variant {
     const char *name;
-    double u_p; /* relative error of one product operand that the variant rounds: 2^-8 for bf16, or 0 */
+    double u_p;   /* relative error of the one rounded product operand: 2^-8 for bf16, or 0 */
     int32_t bf16; /* products may flush denormals */
 } check_variant;
 
 struct check_class {
     const char *name;
-    const char *rule; /* the sentence of the contract it pins; NULL: not part of the conformance run */
+    /* The sentence of the contract it pins; NULL: not part of the conformance run. */
+    const char *rule;
     int32_t n_case, n_quick;
     int32_t same_bits; /* every variant gives the reference's bytes */
     void (*build)(check_case *k, int32_t index);
@@ -105,7 +108,8 @@ struct check_op {
     int (*filled)(const kern_table *t);
     int (*same)(const kern_table *a, const kern_table *b);
     void (*run)(const kern_table *t, check_case *k, dev_queue *q);
-    /* Poisons what the outputs hold without a meaning, so that bytes can be compared; NULL: nothing. */
+    /* Poisons what the outputs hold without a meaning, so that bytes can be compared; NULL:
+     * nothing. */
     void (*settle)(check_case *k);
 };
 
@@ -123,16 +127,17 @@ void case_close(check_case *k);
 /* Builds it and takes the copies that inputs are compared with. */
 kvs_status case_build(check_case *k, kvs_error *err);
 
-/* Zeroed, 64-byte aligned memory of the case. */
+/* 64-byte aligned memory of the case, zero while the case is being built. */
 void *case_alloc(check_case *k, int64_t n, size_t size);
-/* A buffer of n elements whose first lies `skew` elements past a 64-byte boundary. All of it is poison. */
+/* A buffer of n elements whose first lies `skew` elements past a 64-byte boundary. All of it is
+ * poison. */
 void *case_buf(check_case *k, const char *name, check_kind kind, check_elem elem, int64_t n,
                int32_t skew);
 /* The op may write these bytes. */
 void case_mark(check_case *k, const void *p, int64_t bytes);
 void case_mark_all(check_case *k, const void *p);
-/* Scratch for the variant under test: exactly so many bytes between red zones, poisoned before the first
- * call of a run. */
+/* Scratch for the variant under test: exactly so many bytes between red zones, poisoned before the
+ * first call of a run. */
 void *case_scratch(check_case *k, size_t bytes);
 void poison_fill(void *p, size_t bytes);
 
@@ -145,19 +150,19 @@ uint64_t case_counted(const check_case *k, const uint64_t *counter);
 
 typedef enum fault_kind {
     FAULT_NONE,
-    FAULT_ELEMENT,  /* one element of an output is not written */
-    FAULT_INDEX,    /* one integer of an output is off by one */
-    FAULT_ULP,      /* one value is an ULP over its bound (cmp_near) */
-    FAULT_INSIDE,   /* one value is just inside its bound: must be accepted */
-    FAULT_ZONE_LO,  /* a byte of the red zone before an output */
-    FAULT_ZONE_HI,  /* a byte of the red zone behind an output */
-    FAULT_SCRATCH,  /* a byte of the red zone behind the scratch */
-    FAULT_INPUT,    /* a byte of an input */
-    FAULT_GAP,      /* a byte of an output that is not the op's to write */
-    FAULT_RERUN,    /* a byte of the second run's output */
-    FAULT_THREAD,   /* a byte of the output with two workers */
-    FAULT_COUNTER,  /* a counter is one too high */
-    FAULT_BITS,     /* a bit differs from the reference variant */
+    FAULT_ELEMENT, /* one element of an output is not written */
+    FAULT_INDEX,   /* one integer of an output is off by one */
+    FAULT_ULP,     /* one value is an ULP over its bound (cmp_near) */
+    FAULT_INSIDE,  /* one value is just inside its bound: must be accepted */
+    FAULT_ZONE_LO, /* a byte of the red zone before an output */
+    FAULT_ZONE_HI, /* a byte of the red zone behind an output */
+    FAULT_SCRATCH, /* a byte of the red zone behind the scratch */
+    FAULT_INPUT,   /* a byte of an input */
+    FAULT_GAP,     /* a byte of an output that is not the op's to write */
+    FAULT_RERUN,   /* a byte of the second run's output */
+    FAULT_THREAD,  /* a byte of the output with two workers */
+    FAULT_COUNTER, /* a counter is one too high */
+    FAULT_BITS,    /* a bit differs from the reference variant */
     N_FAULT
 } fault_kind;
 

@@ -1,8 +1,8 @@
 /* cmp.c - comparison of what an op left with what the oracle wants.
  *
- * Three classes. EXACT: integers, sets, cache bytes, dequantised values. ULP: elementwise results. BOUND:
- * reductions of K terms, |got - want| <= c * sqrt(K) * u * sum|terms| + half an ulp of the output type; each
- * op says beside its compare function where its c and u come from.
+ * Three classes. EXACT: integers, sets, cache bytes, dequantised values. ULP: elementwise results.
+ * BOUND: reductions of K terms, |got - want| <= c * sqrt(K) * u * sum|terms| + half an ulp of the
+ * output type; each op says beside its compare function where its c and u come from.
  */
 #include <math.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* harness.c - memory of a case, and one variant run over it.
  *
- * What a kernel may not do shows here, whatever the op: write outside its outputs, change an input, leave
- * an output unwritten, depend on what the outputs or the scratch held, on the number of workers or on
- * chance.
+ * What a kernel may not do shows here, whatever the op: write outside its outputs, change an input,
+ * leave an output unwritten, depend on what the outputs or the scratch held, on the number of
+ * workers or on chance.
  */
 #include <string.h>
 
@@ -17,7 +17,8 @@
 /* Reserved, not committed: a case touches what it needs. */
 enum { CASE_GIB = 4 };
 
-/* NaN as f32, as bf16 in both halves, and as e4m3 in two bytes of four; as an int far out of range. */
+/* NaN as f32, as bf16 in both halves, and as e4m3 in two bytes of four; as an int far out of range.
+ */
 static const uint8_t g_poison[4] = {0xA5, 0xFF, 0xC3, 0x7F};
 
 void poison_fill(void *p, size_t bytes)
@@ -249,7 +250,8 @@ static void check_zones(check_buf *b, check_result *r)
     const int64_t lo = poison_broken(b->data - CHECK_ZONE, CHECK_ZONE);
     const int64_t hi = poison_broken(b->data + b->bytes, CHECK_ZONE);
     if (lo >= 0) {
-        cmp_fail(r, "%s: written %lld bytes before its begin", b->name, (long long)(CHECK_ZONE - lo));
+        cmp_fail(r, "%s: written %lld bytes before its begin", b->name,
+                 (long long)(CHECK_ZONE - lo));
     }
     if (hi >= 0) {
         cmp_fail(r, "%s: written %lld bytes past its end", b->name, (long long)hi);
@@ -455,9 +457,9 @@ static void fault_plant(check_case *k, const check_fault *f, fault_kind kind)
 const char *fault_name(fault_kind kind)
 {
     static const char *const names[N_FAULT] = {
-        "none",          "element",       "index",       "ulp over",      "ulp inside",
-        "zone before",   "zone behind",   "scratch end", "input",         "gap",
-        "second run",    "two workers",   "counter",     "reference bits",
+        "none",        "element",     "index",       "ulp over",       "ulp inside",
+        "zone before", "zone behind", "scratch end", "input",          "gap",
+        "second run",  "two workers", "counter",     "reference bits",
     };
     return names[kind];
 }

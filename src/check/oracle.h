@@ -1,9 +1,9 @@
 /* check/oracle.h - what every op should give, written a second time.
  *
- * From the formulas of docs/numbers.md in float64, by means that differ from the kernels' where there is a
- * choice: formats are decoded by arithmetic on their fields and encoded by search, a selection is a full
- * sort, attention is one softmax over the union of the keys. Nothing here includes or links anything of
- * num/, shard/ or kern/ except the params structs of kern/<family>.h.
+ * From the formulas of docs/numbers.md in float64, by means that differ from the kernels' where
+ * there is a choice: formats are decoded by arithmetic on their fields and encoded by search, a
+ * selection is a full sort, attention is one softmax over the union of the keys. Nothing here
+ * includes or links anything of num/, shard/ or kern/ except the params structs of kern/<family>.h.
  *
  * Reductions come with the magnitude of their terms, from which cmp.c derives bounds.
  */
@@ -28,7 +28,8 @@ float orc_round_bf16(float x);
 /* Scales of a tile with largest finite magnitude amax. */
 float orc_scale(int32_t rule, float amax);
 float orc_scale_index(float amax);
-/* Element i of a buffer of bf16 or f32, and the largest finite magnitude of n elements from i on. */
+/* Element i of a buffer of bf16 or f32, and the largest finite magnitude of n elements from i on.
+ */
 float orc_load(const void *p, int32_t type, int64_t i);
 float orc_amax(const void *p, int32_t type, int64_t i, int64_t n);
 
@@ -47,24 +48,26 @@ void orc_row_read(int32_t fmt, float k_scale, const uint8_t *row, float *out /* 
 void orc_row_write(const kv_write_args *a, int64_t tok, uint8_t *row, orc_count *c);
 /* Key values [128] and the scale of token `off` of a page. */
 float orc_index_read(int32_t fmt, const uint8_t *page, int64_t off, float *out);
-void orc_index_write(const index_write_args *a, int64_t tok, uint8_t *page, int64_t off, orc_count *c);
-/* Slot of local index l through a table row of `width` pages in a pool of n_slot; -1 if there is none. */
+void orc_index_write(const index_write_args *a, int64_t tok, uint8_t *page, int64_t off,
+                     orc_count *c);
+/* Slot of local index l through a table row of `width` pages in a pool of n_slot; -1 if there is
+ * none. */
 int64_t orc_slot(const int32_t *table, int64_t width, int64_t n_slot, int64_t l);
 
 /* ---- attention (oracle_attn.c) --------------------------------------------------------------- */
 
 /* The pool of a case, dequantised. */
 typedef struct orc_pool {
-    float *value; /* [n_slot, 576] */
-    double *norm; /* [n_slot] Euclidean, of the 576 */
+    float *value;   /* [n_slot, 576] */
+    double *norm;   /* [n_slot] Euclidean, of the 576 */
     double *vnorm2; /* [n_slot] squared, of the 512 */
 } orc_pool;
 
 /* The keys one row attends: slots, lane by lane, and the segment each lies in. */
 typedef struct orc_keys {
     int64_t n;
-    int32_t *slot;    /* [n] */
-    int32_t *seg;     /* [n] */
+    int32_t *slot; /* [n] */
+    int32_t *seg;  /* [n] */
     int32_t n_seg;
     uint64_t n_bad_id;
 } orc_keys;
@@ -120,7 +123,8 @@ typedef struct orc_place {
 
 orc_place orc_place_of(int64_t pos, int64_t dcp, int64_t interleave);
 
-/* One row of localise: slots [k] with -1 behind, lane_count, number of bad ids. order: [k] scratch. */
+/* One row of localise: slots [k] with -1 behind, lane_count, number of bad ids. order: [k] scratch.
+ */
 uint64_t orc_localise(const localise_args *a, int64_t row, int32_t *slots, int32_t *lane_count,
                       int64_t *order);
 

@@ -1,7 +1,7 @@
 /* oracle_attn.c - attention as one softmax over the union of the keys a row attends, and the merge.
  *
- * Lanes and segments appear only where the contract makes them visible: a NaN drops the segment it lies
- * in. Everything else ignores the order of the keys.
+ * Lanes and segments appear only where the contract makes them visible: a NaN drops the segment it
+ * lies in. Everything else ignores the order of the keys.
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,8 @@ void orc_pool_fill(const attn_args *a, const uint8_t *used, orc_pool *pool)
             continue;
         }
         float *v = pool->value + s * DIM;
-        orc_row_read(a->fmt, a->k_scale, a->kv + s / 64 * a->page_stride + s % 64 * a->row_stride, v);
+        orc_row_read(a->fmt, a->k_scale, a->kv + s / 64 * a->page_stride + s % 64 * a->row_stride,
+                     v);
         double norm2 = 0.0;
         for (int d = 0; d < DIM; d++) {
             norm2 += (double)v[d] * (double)v[d];
@@ -76,10 +77,10 @@ void orc_attn_keys(const attn_args *a, int64_t row, orc_keys *k)
         const int64_t req = a->row_req[row];
         for (int64_t l = 0; l < a->kv_len[row]; l++) {
             if (l / a->interleave % a->n_lane == lane) {
-                const int64_t slot = req < 0 || req >= a->n_req
-                                         ? -1
-                                         : orc_slot(a->table + req * a->table_stride, a->table_width,
-                                                    a->n_slot, l);
+                const int64_t slot =
+                    req < 0 || req >= a->n_req
+                        ? -1
+                        : orc_slot(a->table + req * a->table_stride, a->table_width, a->n_slot, l);
                 add_key(k, slot, a->n_slot, &n_in_lane);
             }
         }
@@ -102,8 +103,8 @@ static double dot(const double *q, const float *k)
 }
 
 /* Scores of all keys into s; those of a segment with a NaN or +inf become NaN, and are counted. */
-static void scores(const orc_pool *pool, const orc_keys *keys, const double *q, double scale, double *s,
-                   orc_attn *o)
+static void scores(const orc_pool *pool, const orc_keys *keys, const double *q, double scale,
+                   double *s, orc_attn *o)
 {
     for (int64_t begin = 0, end = 0; begin < keys->n; begin = end) {
         int bad = 0;
@@ -130,7 +131,8 @@ void orc_attn_head(const attn_args *a, const orc_pool *pool, const orc_keys *key
     double norm2 = 0.0;
     double abs = 0.0;
     for (int64_t d = 0; d < DIM; d++) {
-        q[d] = (double)orc_load(a->q, a->q_type, row * a->q_stride_row + head * a->q_stride_head + d);
+        q[d] =
+            (double)orc_load(a->q, a->q_type, row * a->q_stride_row + head * a->q_stride_head + d);
         norm2 += q[d] * q[d];
         abs += fabs(q[d]);
     }

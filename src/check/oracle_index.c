@@ -21,8 +21,9 @@ orc_score orc_index_score(const index_score_args *a, int64_t row, int64_t slot)
         double dot = 0.0;
         double q_norm2 = 0.0;
         for (int d = 0; d < 128; d++) {
-            const double q = a->fmt == KVS_INDEX_F32 ? (double)((const float *)a->q)[at + d]
-                                                     : (double)orc_e4m3(((const uint8_t *)a->q)[at + d]);
+            const double q = a->fmt == KVS_INDEX_F32
+                                 ? (double)((const float *)a->q)[at + d]
+                                 : (double)orc_e4m3(((const uint8_t *)a->q)[at + d]);
             dot += q * (double)key[d];
             q_norm2 += q * q;
         }
@@ -130,10 +131,10 @@ uint64_t orc_localise(const localise_args *a, int64_t row, int32_t *slots, int32
             if (p.lane != lane) {
                 continue;
             }
-            const int64_t slot =
-                req < 0 || req >= a->n_req
-                    ? -1
-                    : orc_slot(a->table + req * a->table_stride, a->table_width, a->n_slot, p.local);
+            const int64_t slot = req < 0 || req >= a->n_req
+                                     ? -1
+                                     : orc_slot(a->table + req * a->table_stride, a->table_width,
+                                                a->n_slot, p.local);
             if (slot < 0 || (i > 0 && order[i] == order[i - 1])) {
                 n_bad++;
                 continue;

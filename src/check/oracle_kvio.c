@@ -55,8 +55,9 @@ void orc_row_read(int32_t fmt, float k_scale, const uint8_t *row, float *out)
             out[i] = orc_round_bf16(orc_e4m3(row[i]) * k_scale);
             break;
         default:
-            out[i] = i < 512 ? orc_round_bf16(orc_e4m3(row[i]) * load_f32(row + 512 + 4 * (i / 128)))
-                             : orc_bf16(load_u16(row + 528 + 2 * (i - 512)));
+            out[i] = i < 512
+                         ? orc_round_bf16(orc_e4m3(row[i]) * load_f32(row + 512 + 4 * (i / 128)))
+                         : orc_bf16(load_u16(row + 528 + 2 * (i - 512)));
             break;
         }
     }
@@ -106,7 +107,8 @@ float orc_index_read(int32_t fmt, const uint8_t *page, int64_t off, float *out)
     return fmt == KVS_INDEX_F32 ? 1.0f : load_f32(page + 8192 + 4 * off);
 }
 
-void orc_index_write(const index_write_args *a, int64_t tok, uint8_t *page, int64_t off, orc_count *c)
+void orc_index_write(const index_write_args *a, int64_t tok, uint8_t *page, int64_t off,
+                     orc_count *c)
 {
     const int64_t at = tok * a->key_stride;
     const float s = orc_scale_index(orc_amax(a->key, a->in_type, at, 128));

@@ -1,7 +1,8 @@
 /* selftest.c - the tool is tested: a fault of every kind, in every op, must be reported.
  *
- * Per op the first case of each of the first classes runs once as it is, which must pass, and then once per kind of
- * fault, which must fail; a value just inside its bound must pass. A row per (op, fault).
+ * Per op the first case of each of the first classes runs once as it is, which must pass, and then
+ * once per kind of fault, which must fail; a value just inside its bound must pass. A row per (op,
+ * fault).
  */
 #include <string.h>
 
@@ -84,8 +85,8 @@ static void selftest_rows(check_run *c, const check_op *op, const char *variant,
         snprintf(note, sizeof note, "%lld of %lld %s", (long long)n[kind][1], (long long)r.n_case,
                  quiet ? "accepted" : "reported");
         memcpy(r.first, note, sizeof note);
-        check_row(c, kern_op_name(op->op), variant, fault_name((fault_kind)kind), n[kind][0] > 0, &r,
-                  note);
+        check_row(c, kern_op_name(op->op), variant, fault_name((fault_kind)kind), n[kind][0] > 0,
+                  &r, note);
     }
 }
 
@@ -104,7 +105,8 @@ kvs_status check_selftest(check_run *c, kvs_error *err)
 {
     for (int32_t i = 0; i < c->n_variant; i++) {
         const kern_variant *v = &c->variants[i];
-        if (!is_first(c, i) || (c->cfg->op != NULL && strcmp(c->cfg->op, kern_op_name(v->op)) != 0)) {
+        if (!is_first(c, i) ||
+            (c->cfg->op != NULL && strcmp(c->cfg->op, kern_op_name(v->op)) != 0)) {
             continue;
         }
         int64_t n[N_FAULT][2];

@@ -1,9 +1,9 @@
 /* kern.c - the list of variants and the choice among them.
  *
  * The list holds every implementation of every op: the reference first, then better ones in rising
- * order, so that the last one whose features are allowed wins. A variant of an instruction set adds one
- * line here and its file in CMakeLists.txt; its apply function sets the op's slots and nothing else.
- * No shape enters the choice.
+ * order, so that the last one whose features are allowed wins. A variant of an instruction set adds
+ * one line here and its file in CMakeLists.txt; its apply function sets the op's slots and nothing
+ * else. No shape enters the choice.
  */
 #include "kern/kern.h"
 
@@ -21,7 +21,7 @@ static const kern_variant g_variants[] = {
     KERN_OP_LIST(KERN_REF_VARIANT)
 #undef KERN_REF_VARIANT
 #ifdef __x86_64__
-    {KERN_OP_attn, "avx2", CPU_NEED_AVX2, attn_apply_avx2},
+        {KERN_OP_attn, "avx2", CPU_NEED_AVX2, attn_apply_avx2},
     {KERN_OP_attn, "avx512", CPU_NEED_AVX512, attn_apply_avx512},
     {KERN_OP_attn, "avx512bf16", CPU_NEED_AVX512BF16, attn_apply_avx512bf16},
     {KERN_OP_index_score, "avx2", CPU_NEED_AVX2, index_score_apply_avx2},
@@ -104,11 +104,12 @@ static kvs_status override_one(kern_table *t, uint32_t features, const char *tex
         }
         if ((v->features & ~features) != 0) {
             char lacks[96];
-            return err_set(err, KVS_UNSUPPORTED,
-                           "kernels: %s=%s needs what this machine or the CPU cap lacks (%s); take a "
-                           "lower variant or raise the cap",
-                           kern_op_name(op), v->name,
-                           cpu_describe(v->features & ~features, lacks, sizeof lacks));
+            return err_set(
+                err, KVS_UNSUPPORTED,
+                "kernels: %s=%s needs what this machine or the CPU cap lacks (%s); take a "
+                "lower variant or raise the cap",
+                kern_op_name(op), v->name,
+                cpu_describe(v->features & ~features, lacks, sizeof lacks));
         }
         apply(t, v);
         return KVS_OK;

@@ -1,9 +1,10 @@
 /* attn_ref.c - attention over one shard, the definition: kern/attn.h in plain loops.
  *
- * A row is walked lane by lane. The attended keys of a lane arrive one by one from key_next, which skips
- * -1 and counts bad ids; 64 of them make a tile, 2048 a segment. Scores, probabilities and sums are
- * double, P is not rounded; the result of a segment becomes f32 and enters the fold of its lane through
- * merge_node, then the lanes enter the tree. One thread; the pool of the queue is not used.
+ * A row is walked lane by lane. The attended keys of a lane arrive one by one from key_next, which
+ * skips -1 and counts bad ids; 64 of them make a tile, 2048 a segment. Scores, probabilities and
+ * sums are double, P is not rounded; the result of a segment becomes f32 and enters the fold of its
+ * lane through merge_node, then the lanes enter the tree. One thread; the pool of the queue is not
+ * used.
  */
 #include "kern/ref/ref.h"
 #include "num/kvfmt.h"
@@ -18,11 +19,11 @@ typedef struct seg_state {
 } seg_state;
 
 typedef struct scratch {
-    double *acc;      /* [n_head, 512] */
-    seg_state *seg;   /* [n_head] */
-    float *key;       /* [64, 576] the tile */
-    float *lane_out;  /* [n_lane, n_head, 512] */
-    float *lane_lse;  /* [n_lane, n_head] */
+    double *acc;     /* [n_head, 512] */
+    seg_state *seg;  /* [n_head] */
+    float *key;      /* [64, 576] the tile */
+    float *lane_out; /* [n_lane, n_head, 512] */
+    float *lane_lse; /* [n_lane, n_head] */
 } scratch;
 
 typedef struct key_iter {
@@ -126,7 +127,8 @@ static double dot(const float *q, const float *k)
             part[j] += (double)q[i + j] * (double)k[i + j];
         }
     }
-    return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+    return ((part[0] + part[4]) + (part[2] + part[6])) +
+           ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
 /* Online softmax: one tile into the state of one head. */
@@ -173,7 +175,8 @@ static void node_into(float *out, float *lse, const float *out_b, float lse_b)
     *lse = w.lse;
 }
 
-/* Normalises the segment and folds it into its lane; a result that is not finite becomes the identity. */
+/* Normalises the segment and folds it into its lane; a result that is not finite becomes the
+ * identity. */
 static void segment_end(const seg_state *s, const double *acc, float *out, float *lse,
                         attn_stats *stats)
 {

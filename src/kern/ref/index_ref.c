@@ -18,7 +18,8 @@ static double dot(const float *q, const float *k)
             part[j] += (double)q[i + j] * (double)k[i + j];
         }
     }
-    return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+    return ((part[0] + part[4]) + (part[2] + part[6])) +
+           ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
 /* Score of one key against the heads of one row; q [n_head, 128] as f32. */
@@ -49,30 +50,28 @@ static void index_score_ref(const index_score_args *a, dev_queue *queue)
                                            : e4m3_to_f32(((const uint8_t *)a->q)[at + i]);
         }
         const int32_t req = a->row_req[row];
-        const int32_t *table =
-            req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
+        const int32_t *table = req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
         float *score = a->score + row * a->score_stride;
         for (int64_t l = a->col_begin; l < a->col_end; l++) {
             score[l - a->col_begin] = -INFINITY;
             if (l >= a->kv_len[row]) {
                 continue;
             }
-            const int64_t slot =
-                ref_slot(table, a->table_width, a->n_page * KVS_PAGE_TOKENS, l);
+            const int64_t slot = ref_slot(table, a->table_width, a->n_page * KVS_PAGE_TOKENS, l);
             if (slot < 0) {
                 n_bad++;
                 continue;
             }
             n_key++;
-            score[l - a->col_begin] =
-                score_one(a, q, a->w + (int64_t)row * a->n_head, slot);
+            score[l - a->col_begin] = score_one(a, q, a->w + (int64_t)row * a->n_head, slot);
         }
     }
     ref_count(a->n_bad_id, n_bad);
     ref_count(a->n_key, n_key);
 }
 
-/* Whether entry i of a row is a candidate at all: not "none", and inside the cut where there is one. */
+/* Whether entry i of a row is a candidate at all: not "none", and inside the cut where there is
+ * one. */
 static int is_candidate(const localise_args *a, int64_t row, int64_t i)
 {
     const int32_t id = a->id[row * a->id_stride + i];
@@ -88,7 +87,8 @@ static int64_t sort_key(const localise_args *a, int32_t id)
 {
     const shard_geom g = {a->dcp, a->interleave, a->rank};
     const kvs_local l = shard_local(g, (kvs_pos){id});
-    return (int64_t)shard_lane_of_local(shard_n_lane(g), a->interleave, l) * INT64_C(0x80000000) + id;
+    return (int64_t)shard_lane_of_local(shard_n_lane(g), a->interleave, l) * INT64_C(0x80000000) +
+           id;
 }
 
 static void sift_down(const localise_args *a, int32_t *v, int64_t i, int64_t n)
@@ -157,8 +157,7 @@ static void localise_ref(const localise_args *a, dev_queue *q)
     uint64_t n_bad = 0;
     for (int64_t row = 0; row < a->n_row; row++) {
         const int32_t req = a->row_req[row];
-        const int32_t *table =
-            req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
+        const int32_t *table = req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
         int32_t *slots = a->slots + row * a->slots_stride;
         int32_t *lane_count = a->lane_count + row * n_lane;
         memset(lane_count, 0, (size_t)n_lane * sizeof *lane_count);

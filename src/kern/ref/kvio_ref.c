@@ -1,4 +1,5 @@
-/* kvio_ref.c - writers and gathers, the definition: num/kvfmt.h row by row, behind the slot checks. */
+/* kvio_ref.c - writers and gathers, the definition: num/kvfmt.h row by row, behind the slot checks.
+ */
 #include "kern/ref/ref.h"
 #include "num/kvfmt.h"
 

@@ -1,5 +1,6 @@
-/* merge_ref.c - merge of partials, the definition. The node is the one of kern/exp.h; this file is the
- * order of the nodes. Values go through in blocks, so that no memory is needed beyond the stack.
+/* merge_ref.c - merge of partials, the definition. The node is the one of kern/exp.h; this file is
+ * the order of the nodes. Values go through in blocks, so that no memory is needed beyond the
+ * stack.
  */
 #include "kern/ref/ref.h"
 
@@ -27,7 +28,8 @@ static void store(const merge_args *a, int32_t row, int32_t head, int32_t d, con
     }
 }
 
-/* A single part is merged with the identity: its bits, or zeros where its lse says that it is empty. */
+/* A single part is merged with the identity: its bits, or zeros where its lse says that it is
+ * empty. */
 static float fold_block(const merge_args *a, int32_t row, int32_t head, int32_t d, float *v)
 {
     float lse = -INFINITY;

@@ -1,9 +1,9 @@
 /* kern/ref/ref.h - the reference variants: the definition of every op, and what they share.
  *
- * Plain C, one thread, sums in double where something is summed, tables of no kind. A reference does what
- * the contract in kern/<family>.h says and nothing else; speed is the business of the other variants. Every
- * result depends on IEEE operations alone: exp and log are written out here, so that two hosts with
- * different libm agree.
+ * Plain C, one thread, sums in double where something is summed, tables of no kind. A reference
+ * does what the contract in kern/<family>.h says and nothing else; speed is the business of the
+ * other variants. Every result depends on IEEE operations alone: exp and log are written out here,
+ * so that two hosts with different libm agree.
  *
  * Included by kern/ref/ and kern.c only.
  */
@@ -37,7 +37,8 @@ static inline void ref_count(uint64_t *counter, uint64_t n)
     }
 }
 
-/* Slot of local index l of a request whose table row is `table` (NULL: no such request), or negative. */
+/* Slot of local index l of a request whose table row is `table` (NULL: no such request), or
+ * negative. */
 static inline int64_t ref_slot(const int32_t *table, int32_t width, int64_t n_slot, int64_t l)
 {
     return table == NULL ? SHARD_BAD_SLOT
@@ -62,7 +63,8 @@ static inline double ref_exp(double x)
     return p * scale;
 }
 
-/* ln x for a normal f32 value range, near the precision of double: one step of Newton after klog. */
+/* ln x for a normal f32 value range, near the precision of double: one step of Newton after klog.
+ */
 static inline double ref_log(double x)
 {
     const double y = (double)klog((float)x);

@@ -1,6 +1,8 @@
-/* topk_ref.c - selection of the k best of a streamed row and of several candidate lists, the definition.
+/* topk_ref.c - selection of the k best of a streamed row and of several candidate lists, the
+ * definition.
  *
- * Both keep a heap of at most k candidates in scratch, the worst at the root, and leave it sorted by id.
+ * Both keep a heap of at most k candidates in scratch, the worst at the root, and leave it sorted
+ * by id.
  */
 #include "kern/ref/ref.h"
 

@@ -1,5 +1,5 @@
-/* The checking tool: it passes the reference, reports planted faults, and fails wrong variants of every
- * op, each in the class that is there for it. */
+/* The checking tool: it passes the reference, reports planted faults, and fails wrong variants of
+ * every op, each in the class that is there for it. */
 #include "unit/unit.h"
 
 #include <math.h>
@@ -45,8 +45,8 @@ static kvs_check_config config(const char *op, lines *l, kvs_check_result *resul
     return c;
 }
 
-/* The reference passes every class of the op, by the oracle: the first cases of each. */
-static void reference_passes(const char *op)
+/* The reference passes every class of the op, by the oracle: the first cases of each, or all. */
+static void reference_passes(const char *op, int32_t n_case)
 {
     lines l = {.word = "FAIL"};
     kvs_check_result result;
@@ -55,7 +55,7 @@ static void reference_passes(const char *op)
     kvs_error err;
     int32_t n = 0;
     const kern_variant *all = kern_variants(&n);
-    if (check_run_variants(&c, all, n, (check_filter){NULL, 3}, &err) != KVS_OK) {
+    if (check_run_variants(&c, all, n, (check_filter){NULL, n_case}, &err) != KVS_OK) {
         fail_msg("%s: %s; %s", op, err.text, l.with);
     }
     assert_true(result.n_passed > 0);
@@ -63,11 +63,16 @@ static void reference_passes(const char *op)
     assert_non_null(strstr(l.last, "0 failed"));
 }
 
+/* KVS_TEST_OP=attn: that op alone, in all quick cases. */
 static void the_reference_passes(void **state)
 {
     (void)state;
+    const char *only = getenv("KVS_TEST_OP");
     for (int32_t op = 0; op < KERN_N_OP; op++) {
-        reference_passes(kern_op_name((kern_op)op));
+        const char *name = kern_op_name((kern_op)op);
+        if (only == NULL || strcmp(only, name) == 0) {
+            reference_passes(name, only == NULL ? 3 : 0);
+        }
     }
 }
 
@@ -164,10 +169,11 @@ static void attn_zero_times(const attn_args *a, dev_queue *q)
 {
     g_ref.attn(a, q);
     for (int64_t row = 0; row < a->n_row; row++) {
-        const int64_t slot = a->table != NULL && a->kv_len[row] % 64 != 0 && a->kv_len[row] > 0
-                                 ? (int64_t)a->table[a->row_req[row] * a->table_stride +
-                                                     a->kv_len[row] / 64] * 64 + a->kv_len[row] % 64
-                                 : -1;
+        const int64_t slot =
+            a->table != NULL && a->kv_len[row] % 64 != 0 && a->kv_len[row] > 0
+                ? (int64_t)a->table[a->row_req[row] * a->table_stride + a->kv_len[row] / 64] * 64 +
+                      a->kv_len[row] % 64
+                : -1;
         if (slot >= 0 && slot < a->n_slot && a->fmt == KVS_KV_F32) {
             const float *next = (const float *)(const void *)(a->kv + slot / 64 * a->page_stride +
                                                               slot % 64 * a->row_stride);
@@ -360,44 +366,44 @@ static void gather_fails_queue(const gather_args *a, dev_queue *q)
     dev_queue_fail(q, KVS_DEVICE, "no");
 }
 
-#define WRONG(op, name) \
-    static void apply_##name(kern_table *t) \
-    { \
-        t->op = name; \
+#define WRONG(op, name)                                                                            \
+    static void apply_##name(kern_table *t)                                                        \
+    {                                                                                              \
+        t->op = name;                                                                              \
     }
-#define WRONG_SCRATCH(op, name) \
-    static void apply_##name(kern_table *t) \
-    { \
-        t->op = name; \
-        t->op##_scratch = g_ref.op##_scratch; \
+#define WRONG_SCRATCH(op, name)                                                                    \
+    static void apply_##name(kern_table *t)                                                        \
+    {                                                                                              \
+        t->op = name;                                                                              \
+        t->op##_scratch = g_ref.op##_scratch;                                                      \
     }
-#define WRONG_LIST(X, Y) \
-    X(attn, attn_forgets_last, "dense", 2) \
-    X(attn, attn_base_two, "sparse", 2) \
-    X(attn, attn_lse_transposed, "dense", 2) \
-    X(attn, attn_one_lane, "tree", 1) \
-    X(attn, attn_by_batch, "alone", 1) \
-    X(attn, attn_empty_is_inf, "list edges", 2) \
-    X(attn, attn_zero_times, "past bound", 3) \
-    Y(merge, merge_swapped, "random", 12) \
-    Y(merge, merge_reads_dead, "edges", 12) \
-    Y(merge, merge_by_chance, "random", 12) \
-    Y(quant_q, quant_q_floor, "random", 12) \
-    Y(index_quant, index_quant_no_heads, "random", 12) \
-    X(index_score, score_nan_is_zero, "nan", 12) \
-    X(index_score, score_by_place, "alone", 12) \
-    X(topk, topk_high_ties, "patterns", 12) \
-    X(topk, topk_forgets_list, "list", 12) \
-    X(topk, topk_forgets_list, "stream", 12) \
-    X(topk, topk_writes_input, "random", 12) \
-    X(topk_merge, topk_merge_cut_before, "random", 12) \
-    X(localise, localise_position_order, "random", 12) \
-    X(localise, localise_keeps_repeated, "bad ids", 12) \
-    X(localise, localise_by_worker, "cut", 12) \
-    Y(kv_write, kv_write_reciprocal, "random", 12) \
-    Y(index_write, index_write_wrong_page, "random", 12) \
-    Y(gather, gather_aligned, "random", 12) \
-    Y(gather, gather_writes_behind, "random", 12) \
+#define WRONG_LIST(X, Y)                                                                           \
+    X(attn, attn_forgets_last, "dense", 2)                                                         \
+    X(attn, attn_base_two, "sparse", 2)                                                            \
+    X(attn, attn_lse_transposed, "dense", 2)                                                       \
+    X(attn, attn_one_lane, "tree", 1)                                                              \
+    X(attn, attn_by_batch, "alone", 1)                                                             \
+    X(attn, attn_empty_is_inf, "list edges", 2)                                                    \
+    X(attn, attn_zero_times, "past bound", 3)                                                      \
+    Y(merge, merge_swapped, "random", 12)                                                          \
+    Y(merge, merge_reads_dead, "edges", 12)                                                        \
+    Y(merge, merge_by_chance, "random", 12)                                                        \
+    Y(quant_q, quant_q_floor, "random", 12)                                                        \
+    Y(index_quant, index_quant_no_heads, "random", 12)                                             \
+    X(index_score, score_nan_is_zero, "nan", 12)                                                   \
+    X(index_score, score_by_place, "alone", 12)                                                    \
+    X(topk, topk_high_ties, "patterns", 12)                                                        \
+    X(topk, topk_forgets_list, "list", 12)                                                         \
+    X(topk, topk_forgets_list, "stream", 12)                                                       \
+    X(topk, topk_writes_input, "random", 12)                                                       \
+    X(topk_merge, topk_merge_cut_before, "random", 12)                                             \
+    X(localise, localise_position_order, "random", 12)                                             \
+    X(localise, localise_keeps_repeated, "bad ids", 12)                                            \
+    X(localise, localise_by_worker, "cut", 12)                                                     \
+    Y(kv_write, kv_write_reciprocal, "random", 12)                                                 \
+    Y(index_write, index_write_wrong_page, "random", 12)                                           \
+    Y(gather, gather_aligned, "random", 12)                                                        \
+    Y(gather, gather_writes_behind, "random", 12)                                                  \
     Y(gather, gather_fails_queue, "bad pages", 12)
 
 WRONG_SCRATCH(attn, attn_forgets_last)
@@ -450,8 +456,7 @@ static void wrong_variants_fail(void **state)
         kern_variant v;
     } wrong[] = {
 #define WRONG_ROW(op, name, cls, n) {#name, {cls, n}, {KERN_OP_##op, "wrong", 0, apply_##name}},
-        WRONG_LIST(WRONG_ROW, WRONG_ROW)
-    };
+        WRONG_LIST(WRONG_ROW, WRONG_ROW)};
     for (size_t i = 0; i < UNIT_COUNT(wrong); i++) {
         kern_variant list[2];
         two_variants(list, wrong[i].v.op, wrong[i].v);
@@ -508,7 +513,8 @@ static void empty_and_inherited_variants_are_named(void **state)
     assert_non_null(strstr(l.with, "inherited"));
     assert_int_equal(result.n_skipped, 1);
     l.word = "future";
-    run_second((kern_variant){KERN_OP_topk, "future", 1u << 31, apply_ref_topk}, &l, &result, KVS_OK);
+    run_second((kern_variant){KERN_OP_topk, "future", 1u << 31, apply_ref_topk}, &l, &result,
+               KVS_OK);
     assert_non_null(strstr(l.with, "skip"));
     assert_int_equal(result.n_skipped, 1);
     assert_string_equal(l.last, "1 passed, 0 failed, 1 skipped");
@@ -611,5 +617,7 @@ int main(void)
         cmocka_unit_test(a_short_config_has_defaults_behind_it),
         cmocka_unit_test(csv_and_conformance_rows),
     };
-    return cmocka_run_group_tests(tests, setup, NULL);
+    const struct CMUnitTest first[] = {tests[0]};
+    return getenv("KVS_TEST_OP") != NULL ? cmocka_run_group_tests(first, setup, NULL)
+                                         : cmocka_run_group_tests(tests, setup, NULL);
 }

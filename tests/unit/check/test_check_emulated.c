@@ -1,5 +1,6 @@
-/* The AVX-512 kernels, compiled with emulated vectors, through the checking tool: what a machine with
- * AVX-512 would check on the hardware. KVS_TEST_LONG=1 runs all quick cases instead of the first ones. */
+/* The AVX-512 kernels, compiled with emulated vectors, through the checking tool: what a machine
+ * with AVX-512 would check on the hardware. KVS_TEST_LONG=1 runs all quick cases instead of the
+ * first ones. */
 #include "unit/unit.h"
 
 #include "base/cpu.h"

@@ -32,8 +32,8 @@ static void e4m3_known_codes(void **state)
 static void e4m3_rounds_to_even_and_saturates(void **state)
 {
     (void)state;
-    assert_int_equal(orc_to_e4m3(17.0f), 0x58);   /* 16 or 18 */
-    assert_int_equal(orc_to_e4m3(19.0f), 0x5A);   /* 18 or 20 */
+    assert_int_equal(orc_to_e4m3(17.0f), 0x58);    /* 16 or 18 */
+    assert_int_equal(orc_to_e4m3(19.0f), 0x5A);    /* 18 or 20 */
     assert_int_equal(orc_to_e4m3(0x1p-10f), 0x00); /* 0 or the least */
     assert_int_equal(orc_to_e4m3(0x1.8p-9f), 0x02);
     assert_int_equal(orc_to_e4m3(464.0f), 0x7E);
@@ -46,13 +46,13 @@ static void bf16_rounds_to_even(void **state)
 {
     (void)state;
     assert_int_equal(orc_to_bf16(1.0f), 0x3F80);
-    assert_int_equal(orc_to_bf16(1.00390625f), 0x3F80);  /* halfway up from an even one */
-    assert_int_equal(orc_to_bf16(1.01171875f), 0x3F82);  /* halfway up from an odd one */
+    assert_int_equal(orc_to_bf16(1.00390625f), 0x3F80); /* halfway up from an even one */
+    assert_int_equal(orc_to_bf16(1.01171875f), 0x3F82); /* halfway up from an odd one */
     assert_int_equal(orc_to_bf16(-1.01171875f), 0xBF82);
     assert_int_equal(orc_to_bf16(3.4028235e38f), 0x7F80); /* overflows to infinity */
     assert_int_equal(orc_to_bf16(-INFINITY), 0xFF80);
     assert_int_equal(orc_to_bf16(-0.0f), 0x8000);
-    assert_int_equal(orc_to_bf16(0x1p-133f), 0x0001);    /* the least subnormal */
+    assert_int_equal(orc_to_bf16(0x1p-133f), 0x0001); /* the least subnormal */
     assert_int_equal(orc_to_bf16(0x1p-134f), 0x0000);
     assert_int_equal(orc_to_bf16(0x1.8p-133f), 0x0002);
     for (uint32_t b = 0; b < 65536; b++) {
@@ -108,7 +108,8 @@ static void places_match_dealing(void **state)
 static void selection_of_a_known_row(void **state)
 {
     (void)state;
-    orc_cand c[] = {{0.0f, 7}, {NAN, 1}, {-0.0f, 2}, {-INFINITY, 3}, {INFINITY, 9}, {1.0f, 5}, {-1.0f, 0}};
+    orc_cand c[] = {{0.0f, 7},     {NAN, 1},  {-0.0f, 2}, {-INFINITY, 3},
+                    {INFINITY, 9}, {1.0f, 5}, {-1.0f, 0}};
     const int64_t n = orc_select(c, 7);
     const int32_t want[] = {9, 5, 2, 7, 0};
     assert_int_equal(n, 5);
@@ -123,7 +124,8 @@ static void merge_of_two_shards(void **state)
     (void)state;
     const float lse[2][1] = {{logf(2.0f)}, {logf(8.0f)}};
     const float *lse_in[2] = {lse[0], lse[1]};
-    const merge_args a = {.n_part = 2, .n_row = 1, .n_head = 1, .lse_in = lse_in, .lse_stride_row = 1};
+    const merge_args a = {
+        .n_part = 2, .n_row = 1, .n_head = 1, .lse_in = lse_in, .lse_stride_row = 1};
     orc_merge o;
     orc_merge_head(&a, 0, 0, &o);
     assert_true(fabs(o.weight[0] - 0.2) < 1e-7);
@@ -143,10 +145,20 @@ static void attention_over_two_keys(void **state)
     q[575] = logf(3.0f) * 2.0f;
     const int32_t slots[] = {5, -1, 64, 9};
     const int32_t count[] = {4};
-    const attn_args a = {.n_row = 1, .n_head = 1, .q = q, .q_type = KVS_DTYPE_F32, .softmax_scale = 0.5f,
-                         .kv = (const uint8_t *)kv, .fmt = KVS_KV_F32, .page_stride = 64 * 2304,
-                         .row_stride = 2304, .n_slot = 64, .n_lane = 1, .slots = slots,
-                         .slots_stride = 4, .lane_count = count};
+    const attn_args a = {.n_row = 1,
+                         .n_head = 1,
+                         .q = q,
+                         .q_type = KVS_DTYPE_F32,
+                         .softmax_scale = 0.5f,
+                         .kv = (const uint8_t *)kv,
+                         .fmt = KVS_KV_F32,
+                         .page_stride = 64 * 2304,
+                         .row_stride = 2304,
+                         .n_slot = 64,
+                         .n_lane = 1,
+                         .slots = slots,
+                         .slots_stride = 4,
+                         .lane_count = count};
     int32_t slot[4];
     int32_t seg[4];
     orc_keys keys = {.slot = slot, .seg = seg};
@@ -177,14 +189,10 @@ static void attention_over_two_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(e4m3_known_codes),
-        cmocka_unit_test(e4m3_rounds_to_even_and_saturates),
-        cmocka_unit_test(bf16_rounds_to_even),
-        cmocka_unit_test(scales_of_known_tiles),
-        cmocka_unit_test(places_match_dealing),
-        cmocka_unit_test(selection_of_a_known_row),
-        cmocka_unit_test(merge_of_two_shards),
-        cmocka_unit_test(attention_over_two_keys),
+        cmocka_unit_test(e4m3_known_codes),     cmocka_unit_test(e4m3_rounds_to_even_and_saturates),
+        cmocka_unit_test(bf16_rounds_to_even),  cmocka_unit_test(scales_of_known_tiles),
+        cmocka_unit_test(places_match_dealing), cmocka_unit_test(selection_of_a_known_row),
+        cmocka_unit_test(merge_of_two_shards),  cmocka_unit_test(attention_over_two_keys),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

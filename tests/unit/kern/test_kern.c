@@ -135,7 +135,8 @@ static void overrides_apply_in_order(void **state)
     assert_string_equal(t.variant[KERN_OP_gather], best.variant[KERN_OP_gather]);
 }
 
-static void refuses(const char *overrides, uint32_t features, kvs_status code, const char *a, const char *b)
+static void refuses(const char *overrides, uint32_t features, kvs_status code, const char *a,
+                    const char *b)
 {
     kern_table t;
     kvs_error err;
