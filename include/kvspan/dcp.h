@@ -313,7 +313,7 @@ typedef struct kvs_snapshot_info {
     int32_t writer_dcp, writer_interleave;
     int64_t n_token;
     uint64_t model_hash[2];
-    uint64_t token_hash[2];
+    uint64_t token_hash[2]; /* XXH3-128 of the token ids, low half first; 0: none recorded           */
 } kvs_snapshot_info;
 
 /* Writes the first n_token tokens of a sequence (0 is allowed): token ids [n_token] (may be NULL: none

@@ -271,7 +271,8 @@ static void every_kernel_reaches_far_pages(void **state)
     random_f32(latent, LEN * 512, 1);
     random_f32(rope, LEN * 64, 2);
     random_f32(key, LEN * 128, 3);
-    for (size_t k = 0; k < UNIT_COUNT(cases); k++) {
+    const bool small = getenv("KVS_VALGRIND") != NULL; /* it cannot map the last one's range */
+    for (size_t k = 0; k < UNIT_COUNT(cases) - (small ? 1 : 0); k++) {
         const far_case *f = &cases[k];
         pool_pair p = {0};
         pools_open(&p, f);
