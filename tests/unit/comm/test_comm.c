@@ -126,6 +126,52 @@ static void test_uneven_groups_side_by_side(void **state)
     ranks_run(7, &cfg, case_uneven_split, NULL);
 }
 
+/* Two groups per rank, each used by a thread of its own: the order in which the threads of a rank
+ * come to their calls differs from rank to rank. */
+typedef struct second {
+    comm *c;
+    int32_t rank;
+    kvs_status st;
+    float sum;
+} second;
+
+static void *second_main(void *arg)
+{
+    second *s = arg;
+    for (int k = 0; k < 200 && s->st == KVS_OK; k++) {
+        float x = (float)(k * s->rank);
+        if ((k * 7 + s->rank * 3) % 11 == 0) {
+            sleep_ms(1);
+        }
+        s->st = comm_all_reduce(s->c, &x, 1, NULL);
+        s->sum += x;
+    }
+    return NULL;
+}
+
+static void two_groups_rank(rank_job *job)
+{
+    second s[2] = {{.c = job->c, .rank = job->rank}, {.rank = job->rank}};
+    pthread_t t[2];
+    EXPECT_OK(job, comm_split(job->c, 0, -job->rank, &s[1].c, &job->err));
+    for (int i = 0; i < 2; i++) {
+        EXPECT(job, pthread_create(&t[i], NULL, second_main, &s[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(t[i], NULL);
+        EXPECT(job, s[i].st == KVS_OK);
+        EXPECT(job, s[i].sum == 199 * 200 / 2 * (0 + 1 + 2)); /* exact */
+    }
+    comm_close(s[1].c);
+}
+
+static void test_two_groups_used_at_once(void **state)
+{
+    (void)state;
+    const comm_config cfg = test_config(LONG_MS);
+    ranks_run(3, &cfg, two_groups_rank, NULL);
+}
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static void test_open_refuses_bad_sizes(void **state)
@@ -223,6 +269,7 @@ int main(void)
         cmocka_unit_test(test_counters_are_exact),
         cmocka_unit_test(test_groups_of_groups_close_in_any_order),
         cmocka_unit_test(test_uneven_groups_side_by_side),
+        cmocka_unit_test(test_two_groups_used_at_once),
         cmocka_unit_test(test_open_refuses_bad_sizes),
         cmocka_unit_test(test_open_survives_failing_allocations),
         cmocka_unit_test(test_split_survives_failing_allocations),

@@ -304,15 +304,22 @@ static void test_abort_from_another_thread(void **state)
 }
 
 /* 4 ranks in two pairs. One rank ends its pair or the whole; all groups of the family end. */
+typedef struct family_case {
+    bool by_child;
+    atomic_int n_done;
+} family_case;
+
 static void family_rank(rank_job *job)
 {
-    const bool by_child = *(const bool *)job->ctx;
+    family_case *k = job->ctx;
+    const bool by_child = k->by_child;
     comm *pair = NULL;
     EXPECT_OK(job, comm_split(job->c, job->rank / 2, 0, &pair, &job->err));
     if (pair == NULL) {
         return;
     }
     if (job->rank == 3) {
+        sleep_ms(30); /* the others wait by now */
         comm_abort(by_child ? pair : job->c, "no more pages");
     }
     comm *other = by_child ? job->c : pair;
@@ -326,6 +333,11 @@ static void family_rank(rank_job *job)
         EXPECT(job, st == KVS_PEER && rank_says(job, "no more pages"));
     }
     EXPECT(job, comm_failed(pair) && comm_failed(job->c));
+    /* Closing would wake the others too. */
+    atomic_fetch_add(&k->n_done, 1);
+    while (atomic_load(&k->n_done) < job->n) {
+        sleep_ms(1);
+    }
     case_ended(job, "no more pages");
     comm_close(pair);
 }
@@ -335,9 +347,35 @@ static void test_a_family_ends_together(void **state)
     (void)state;
     const comm_config cfg = test_config(LONG_MS);
     for (int i = 0; i < 2; i++) {
-        bool by_child = i == 1;
-        ranks_run(4, &cfg, family_rank, &by_child);
+        family_case k = {.by_child = i == 1};
+        ranks_run(4, &cfg, family_rank, &k);
     }
+}
+
+/* One thread per rank, two groups, the calls in another order on one rank: nobody can go on, and
+ * both groups end with one reason. */
+static void crossed_rank(rank_job *job)
+{
+    comm *sub = NULL;
+    EXPECT_OK(job, comm_split(job->c, 0, 0, &sub, &job->err));
+    if (sub == NULL) {
+        return;
+    }
+    comm_set_timeout(job->c, LATE_MS);
+    comm_set_timeout(sub, LATE_MS);
+    comm *first = job->rank == 0 ? sub : job->c;
+    comm *second = job->rank == 0 ? job->c : sub;
+    EXPECT_FAIL(job, comm_barrier(first, &job->err), KVS_PEER, "more than 800 ms late for barrier");
+    EXPECT_FAIL(job, comm_barrier(second, &job->err), KVS_PEER,
+                "more than 800 ms late for barrier");
+    comm_close(sub);
+}
+
+static void test_crossed_calls_of_two_groups(void **state)
+{
+    (void)state;
+    const comm_config cfg = test_config(LONG_MS);
+    ranks_run(3, &cfg, crossed_rank, NULL);
 }
 
 /* A split that breaks off between its two exchanges leaves no memory behind. */
@@ -521,6 +559,7 @@ int main(void)
         cmocka_unit_test(test_closing_ends_those_who_wait),
         cmocka_unit_test(test_abort_from_another_thread),
         cmocka_unit_test(test_a_family_ends_together),
+        cmocka_unit_test(test_crossed_calls_of_two_groups),
         cmocka_unit_test(test_split_during_abort_leaves_nothing),
         cmocka_unit_test(test_history_has_the_last_16_calls),
         cmocka_unit_test(test_every_rank_logs_its_ring_once),
