@@ -575,6 +575,184 @@ static void measure_score(char *p)
     over_variants(KERN_OP_index_score, score_variant, &c);
 }
 
+/* ---- writers, gather, query quantisation ---------------------------------------------------------- */
+
+enum { N_TOK = 8192 };
+
+typedef struct write_point {
+    char *p;          /* first half: inputs, second half: outputs */
+    kern_op op;
+    int32_t fmt, type, rule;
+    const char *what;
+} write_point;
+
+static void run_write(const kern_table *t, const write_point *c, dev_queue *q, int64_t turn,
+                      const int64_t *slot, const int32_t *table)
+{
+    const size_t half = g_pool_bytes / 2;
+    const int64_t size = c->type == KVS_DTYPE_BF16 ? 2 : 4;
+    if (c->op == KERN_OP_index_write) {
+        const int64_t in = N_TOK * KVS_INDEX_DIM * size;
+        const int64_t out = N_TOK / 64 * index_page_bytes(c->fmt);
+        const index_write_args a = {.n_tok = N_TOK,
+                                    .key = c->p + turn % ((int64_t)half / in) * in,
+                                    .key_stride = KVS_INDEX_DIM,
+                                    .in_type = c->type,
+                                    .slot = slot,
+                                    .keys = (uint8_t *)c->p + half + turn % ((int64_t)half / out) * out,
+                                    .fmt = c->fmt,
+                                    .page_stride = index_page_bytes(c->fmt),
+                                    .n_slot = N_TOK};
+        t->index_write(&a, q);
+        return;
+    }
+    const int64_t wide = N_TOK * KVS_ROW_DIM * size;
+    const int64_t rows = N_TOK * kv_row_bytes(c->fmt);
+    char *const values = c->p + turn % ((int64_t)half / wide) * wide;
+    uint8_t *const kv = (uint8_t *)c->p + half + turn % ((int64_t)half / rows) * rows;
+    if (c->op == KERN_OP_kv_write) {
+        const kv_write_args a = {.n_tok = N_TOK,
+                                 .latent = values,
+                                 .rope = values + KVS_LATENT_DIM * size,
+                                 .latent_stride = KVS_ROW_DIM,
+                                 .rope_stride = KVS_ROW_DIM,
+                                 .in_type = c->type,
+                                 .slot = slot,
+                                 .kv = kv,
+                                 .fmt = c->fmt,
+                                 .page_stride = kv_page_bytes(c->fmt),
+                                 .row_stride = kv_row_bytes(c->fmt),
+                                 .n_slot = N_TOK,
+                                 .rule = c->rule,
+                                 .k_scale = 1.0f};
+        t->kv_write(&a, q);
+        return;
+    }
+    const int64_t start = 0;
+    const int64_t count = N_TOK;
+    const gather_args a = {.n_req = 1,
+                           .table = table,
+                           .table_stride = N_TOK / 64,
+                           .table_width = N_TOK / 64,
+                           .start = &start,
+                           .count = &count,
+                           .out_begin = &start,
+                           .kv = kv,
+                           .fmt = c->fmt,
+                           .page_stride = kv_page_bytes(c->fmt),
+                           .row_stride = kv_row_bytes(c->fmt),
+                           .n_slot = N_TOK,
+                           .k_scale = 1.0f,
+                           .out = values,
+                           .out_type = c->type,
+                           .out_stride = KVS_ROW_DIM};
+    t->gather(&a, q);
+}
+
+static void write_variant(const kern_table *t, const char *name, void *ctx)
+{
+    const write_point *c = ctx;
+    static int64_t slot[N_TOK];
+    static int32_t table[N_TOK / 64];
+    for (int64_t i = 0; i < N_TOK; i++) {
+        slot[i] = (i / 64 * 37 % (N_TOK / 64)) * 64 + i % 64; /* pages out of order */
+        table[i / 64] = (int32_t)(i / 64 * 37 % (N_TOK / 64));
+    }
+    const int64_t size = c->type == KVS_DTYPE_BF16 ? 2 : 4;
+    const double bytes =
+        c->op == KERN_OP_index_write
+            ? N_TOK * (double)(KVS_INDEX_DIM * size + index_page_bytes(c->fmt) / 64)
+            : N_TOK * (double)(KVS_ROW_DIM * size + kv_row_bytes(c->fmt));
+    double rate[2] = {0};
+    for (int all = 0; all < 2; all++) {
+        dev_queue queue;
+        dev_queue_init(&queue, all ? g_pool : NULL);
+        static double us[MAX_SAMPLE];
+        int n = 0;
+        for (const int64_t stop = clock_ns() + 800000000; n < 5 || (clock_ns() < stop && n < 400);) {
+            const int64_t t0 = clock_ns();
+            run_write(t, c, &queue, n, slot, table);
+            us[n++] = (double)(clock_ns() - t0) * 1e-3;
+        }
+        rate[all] = bytes / median(us, n) * 1e-3;
+    }
+    /* the result of turn 0, against the reference */
+    const size_t half = g_pool_bytes / 2;
+    run_write(t, c, NULL, 0, slot, table);
+    char *const out = c->op == KERN_OP_gather ? c->p : c->p + half;
+    const size_t check = (size_t)N_TOK * (size_t)(c->op == KERN_OP_gather        ? KVS_ROW_DIM * size
+                                                  : c->op == KERN_OP_index_write ? index_page_bytes(c->fmt) / 64
+                                                                                 : kv_row_bytes(c->fmt));
+    char *const got = malloc(check);
+    memcpy(got, out, check);
+    kern_table ref;
+    kern_init(&ref, 0, NULL, NULL);
+    run_write(&ref, c, NULL, 0, slot, table);
+    if (memcmp(got, out, check) != 0) {
+        wrong(c->what);
+    }
+    free(got);
+    printf("write %-8s %-34s %6.2f GB/s = %4.1f %% of read, %4.1f %% of copy; %d threads %6.2f = %4.1f %%, "
+           "%4.1f %%\n",
+           name, c->what, rate[0], 100 * rate[0] / g_read[0], 100 * rate[0] / g_copy[0], g_n_thread,
+           rate[1], 100 * rate[1] / g_read[1], 100 * rate[1] / g_copy[1]);
+}
+
+static void measure_write(char *p)
+{
+    static const write_point points[] = {
+        {NULL, KERN_OP_kv_write, KVS_KV_FP8_DS_MLA, KVS_DTYPE_BF16, KVS_SCALE_POW2, "kv_write bf16 -> fp8_ds_mla"},
+        {NULL, KERN_OP_kv_write, KVS_KV_FP8_DS_MLA, KVS_DTYPE_F32, KVS_SCALE_POW2, "kv_write f32 -> fp8_ds_mla"},
+        {NULL, KERN_OP_kv_write, KVS_KV_FP8_DS_MLA, KVS_DTYPE_BF16, KVS_SCALE_EXACT, "kv_write bf16 -> fp8_ds_mla exact"},
+        {NULL, KERN_OP_kv_write, KVS_KV_FP8, KVS_DTYPE_BF16, KVS_SCALE_POW2, "kv_write bf16 -> fp8"},
+        {NULL, KERN_OP_kv_write, KVS_KV_BF16, KVS_DTYPE_BF16, KVS_SCALE_POW2, "kv_write bf16 -> bf16"},
+        {NULL, KERN_OP_kv_write, KVS_KV_BF16, KVS_DTYPE_F32, KVS_SCALE_POW2, "kv_write f32 -> bf16"},
+        {NULL, KERN_OP_kv_write, KVS_KV_F32, KVS_DTYPE_F32, KVS_SCALE_POW2, "kv_write f32 -> f32"},
+        {NULL, KERN_OP_index_write, KVS_INDEX_FP8, KVS_DTYPE_BF16, 0, "index_write bf16 -> fp8"},
+        {NULL, KERN_OP_index_write, KVS_INDEX_FP8, KVS_DTYPE_F32, 0, "index_write f32 -> fp8"},
+        {NULL, KERN_OP_index_write, KVS_INDEX_F32, KVS_DTYPE_F32, 0, "index_write f32 -> f32"},
+        {NULL, KERN_OP_gather, KVS_KV_FP8_DS_MLA, KVS_DTYPE_BF16, 0, "gather fp8_ds_mla -> bf16"},
+        {NULL, KERN_OP_gather, KVS_KV_FP8_DS_MLA, KVS_DTYPE_F32, 0, "gather fp8_ds_mla -> f32"},
+        {NULL, KERN_OP_gather, KVS_KV_FP8, KVS_DTYPE_BF16, 0, "gather fp8 -> bf16"},
+        {NULL, KERN_OP_gather, KVS_KV_BF16, KVS_DTYPE_BF16, 0, "gather bf16 -> bf16"},
+        {NULL, KERN_OP_gather, KVS_KV_F32, KVS_DTYPE_F32, 0, "gather f32 -> f32"},
+    };
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        write_point c = points[i];
+        c.p = p;
+        const size_t half = g_pool_bytes / 2;
+        if (c.op != KERN_OP_gather) {
+            for (size_t j = 0; j < half / 4; j += 2048) { /* values in the first half */
+                for (size_t d = j; d < j + 2048 && j < 4 * 2048; d++) {
+                    const float x = draw_normal();
+                    const float y = draw_normal();
+                    const uint32_t pair = (uint32_t)bf16_from_f32(x).bits << 16 | bf16_from_f32(y).bits;
+                    memcpy(p + 4 * d, c.type == KVS_DTYPE_BF16 ? (const void *)&pair : (const void *)&x, 4);
+                }
+                if (j >= 4 * 2048) {
+                    memcpy(p + 4 * j, p + 4 * (j % (4 * 2048)), 4 * 2048);
+                }
+            }
+        } else { /* rows in the second half */
+            const kv_writer w = {c.fmt, KVS_SCALE_POW2, 1.0f, KVS_DTYPE_F32};
+            const size_t row = (size_t)kv_row_bytes(c.fmt);
+            for (size_t r = 0; (r + 1) * row <= half; r++) {
+                uint8_t *const at = (uint8_t *)p + half + r * row;
+                if (r >= 64) {
+                    memcpy(at, at - 64 * row, row);
+                    continue;
+                }
+                float x[KVS_ROW_DIM];
+                for (int d = 0; d < KVS_ROW_DIM; d++) {
+                    x[d] = draw_normal();
+                }
+                kv_row_write(&w, at, x, x + KVS_LATENT_DIM, NULL);
+            }
+        }
+        over_variants(c.op, write_variant, &c);
+    }
+}
+
 int main(int argc, char **argv)
 {
     bool all = true;
@@ -619,6 +797,9 @@ int main(int argc, char **argv)
     }
     if (all || want[2]) {
         measure_topk(p);
+    }
+    if (all || want[4]) {
+        measure_write(p);
     }
     mem_unmap_pages(p, g_pool_bytes);
     pool_close(g_pool);

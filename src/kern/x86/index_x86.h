@@ -19,5 +19,13 @@ void INDEX_X86_AVX512(topk_apply)(kern_table *t);
 void INDEX_X86_AVX512(topk_merge_apply)(kern_table *t);
 void index_score_apply_avx2(kern_table *t);
 void INDEX_X86_AVX512(index_score_apply)(kern_table *t); /* with BF16 */
+void kv_write_apply_avx2(kern_table *t);
+void INDEX_X86_AVX512(kv_write_apply)(kern_table *t);
+void index_write_apply_avx2(kern_table *t);
+void INDEX_X86_AVX512(index_write_apply)(kern_table *t);
+void gather_apply_avx2(kern_table *t);
+void INDEX_X86_AVX512(gather_apply)(kern_table *t);
+void index_quant_apply_avx2(kern_table *t);
+void INDEX_X86_AVX512(index_quant_apply)(kern_table *t);
 
 #endif

@@ -11,6 +11,14 @@
 
 #include "kern/x86/simd.h"
 
+SIMD_FN int32_t max_of_8(__m256i x)
+{
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return _mm_cvtsi128_si32(m);
+}
+
 #if SIMD_LANES == 8
 
 #include "kern/x86/simd_pack8.h"
@@ -51,6 +59,12 @@ SIMD_FN vi vi_loadu(const void *p)
 SIMD_FN void vi_storeu(void *p, vi x)
 {
     _mm256_storeu_si256(p, x);
+}
+
+/* An aligned store that goes past the caches. */
+SIMD_FN void vi_stream(void *p, vi x)
+{
+    _mm256_stream_si256(p, x);
 }
 
 /* Bit i: lane i is negative. */
@@ -96,12 +110,32 @@ SIMD_FN vi vi_max(vi a, vi b)
     return _mm256_max_epi32(a, b);
 }
 
-/* 4 * SIMD_LANES values of 0..255 as bytes. */
-SIMD_FN void vi_store4_u8(void *p, vi a, vi b, vi c, vi d)
+/* The largest lane. */
+SIMD_FN int32_t vi_max_lane(vi x)
 {
-    const __m256i w0 = _mm256_packs_epi32(a, b); /* a0-3 b0-3 | a4-7 b4-7 */
-    const __m256i w1 = _mm256_packs_epi32(c, d);
-    const __m256i x = _mm256_packus_epi16(w0, w1); /* a0-3 b0-3 c0-3 d0-3 | a4-7 ... */
+    return max_of_8(x);
+}
+
+/* The smaller and the larger of each pair of signed 16-bit words. */
+SIMD_FN vi vi_min16(vi a, vi b)
+{
+    return _mm256_min_epi16(a, b);
+}
+
+SIMD_FN vi vi_max16(vi a, vi b)
+{
+    return _mm256_max_epi16(a, b);
+}
+
+/* Four vectors as bytes in order, each byte a's value (0..127) with the sign bit of s. */
+SIMD_FN void vi_store4_signed_u8(void *p, const vi a[4], const vi s[4])
+{
+    /* lanes of a result: a0-3 b0-3 c0-3 d0-3 | a4-7 ...; saturation keeps the sign */
+    const __m256i v = _mm256_packs_epi16(_mm256_packs_epi32(a[0], a[1]),
+                                         _mm256_packs_epi32(a[2], a[3]));
+    const __m256i sign = _mm256_packs_epi16(_mm256_packs_epi32(s[0], s[1]),
+                                            _mm256_packs_epi32(s[2], s[3]));
+    const __m256i x = _mm256_or_si256(v, _mm256_and_si256(sign, _mm256_set1_epi8((char)0x80)));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256(p, _mm256_permutevar8x32_epi32(x, order));
 }
@@ -112,10 +146,65 @@ SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
     _mm256_storeu_si256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
 }
 
-/* SIMD_LANES bytes, zero-extended. */
-SIMD_FN vi vi_loadu_u8(const void *p)
+/* A vi seen as 2 * SIMD_LANES words of 16 bits. */
+SIMD_FN vi vi_add16(vi a, vi b)
 {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p));
+    return _mm256_add_epi16(a, b);
+}
+
+SIMD_FN vi vi_sub16(vi a, vi b)
+{
+    return _mm256_sub_epi16(a, b);
+}
+
+SIMD_FN vi vi_sll16(vi a, int n)
+{
+    return _mm256_slli_epi16(a, n);
+}
+
+SIMD_FN vi vi_srl16(vi a, int n)
+{
+    return _mm256_srli_epi16(a, n);
+}
+
+/* Whether a word of a is below that of b, signed. */
+SIMD_FN int vi_any_lt16(vi a, vi b)
+{
+    const __m256i lt = _mm256_cmpgt_epi16(b, a);
+    return !_mm256_testz_si256(lt, lt);
+}
+
+/* 2 * SIMD_LANES bytes, sign-extended to words. */
+SIMD_FN vi vi_loadu_i8(const void *p)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(p));
+}
+
+/* Word by word: where no bit of x & mask is set word x & 7 of `table`, which holds eight words repeated in
+ * every 128 bits; elsewhere y. */
+SIMD_FN vi vi_lookup8_where_clear(vi x, vi mask, vi table, vi y)
+{
+    const __m256i i = _mm256_and_si256(x, _mm256_set1_epi16(7));
+    const __m256i byte = _mm256_add_epi16(_mm256_mullo_epi16(i, _mm256_set1_epi16(0x0202)),
+                                          _mm256_set1_epi16(0x0100));
+    const __m256i clear = _mm256_cmpeq_epi16(_mm256_and_si256(x, mask), _mm256_setzero_si256());
+    return _mm256_blendv_epi8(y, _mm256_shuffle_epi8(table, byte), clear);
+}
+
+/* Words of 0..255 of a, then of b, as bytes. */
+SIMD_FN void vi_store2_u8(void *p, vi a, vi b)
+{
+    _mm256_storeu_si256(p, _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
+}
+
+/* Words as the upper halves of 32-bit values. */
+SIMD_FN void vi_store_high(void *p, vi a)
+{
+    __m256i *v = p;
+    const __m256i lo = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a));
+    const __m256i hi = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1));
+    _mm256_storeu_si256(v, _mm256_slli_epi32(lo, 16));
+    _mm256_storeu_si256(v + 1, _mm256_slli_epi32(hi, 16));
 }
 
 #elif defined(SIMD_EMULATE)
@@ -148,6 +237,11 @@ SIMD_FN void vi_storeu(void *p, vi x)
     __m256i *v = p;
     _mm256_storeu_si256(v, x.lo);
     _mm256_storeu_si256(v + 1, x.hi);
+}
+
+SIMD_FN void vi_stream(void *p, vi x)
+{
+    vi_storeu(p, x);
 }
 
 SIMD_FN vf vf_permute(vf x, vi order)
@@ -215,15 +309,31 @@ SIMD_FN vi vi_max(vi a, vi b)
     return vi_pair(_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi));
 }
 
-SIMD_FN void vi_store4_u8(void *p, vi a, vi b, vi c, vi d)
+SIMD_FN int32_t vi_max_lane(vi x)
 {
-    const vi v[4] = {a, b, c, d};
+    return max_of_8(_mm256_max_epi32(x.lo, x.hi));
+}
+
+SIMD_FN vi vi_min16(vi a, vi b)
+{
+    return vi_pair(_mm256_min_epi16(a.lo, b.lo), _mm256_min_epi16(a.hi, b.hi));
+}
+
+SIMD_FN vi vi_max16(vi a, vi b)
+{
+    return vi_pair(_mm256_max_epi16(a.lo, b.lo), _mm256_max_epi16(a.hi, b.hi));
+}
+
+SIMD_FN void vi_store4_signed_u8(void *p, const vi a[4], const vi s[4])
+{
     uint8_t *out = p;
     for (int j = 0; j < 4; j++) {
         int32_t x[16];
-        vi_storeu(x, v[j]);
+        int32_t sign[16];
+        vi_storeu(x, a[j]);
+        vi_storeu(sign, s[j]);
         for (int i = 0; i < 16; i++) {
-            out[j * 16 + i] = (uint8_t)x[i];
+            out[j * 16 + i] = (uint8_t)(x[i] | (sign[i] < 0 ? 0x80 : 0));
         }
     }
 }
@@ -235,10 +345,59 @@ SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
     _mm256_storeu_si256(v + 1, narrow16(b.lo, b.hi));
 }
 
-SIMD_FN vi vi_loadu_u8(const void *p)
+SIMD_FN vi vi_add16(vi a, vi b)
 {
-    const __m128i b = _mm_loadu_si128(p);
-    return vi_pair(_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)));
+    return vi_pair(_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi));
+}
+
+SIMD_FN vi vi_sub16(vi a, vi b)
+{
+    return vi_pair(_mm256_sub_epi16(a.lo, b.lo), _mm256_sub_epi16(a.hi, b.hi));
+}
+
+SIMD_FN vi vi_sll16(vi a, int n)
+{
+    return vi_pair(_mm256_slli_epi16(a.lo, n), _mm256_slli_epi16(a.hi, n));
+}
+
+SIMD_FN vi vi_srl16(vi a, int n)
+{
+    return vi_pair(_mm256_srli_epi16(a.lo, n), _mm256_srli_epi16(a.hi, n));
+}
+
+SIMD_FN int vi_any_lt16(vi a, vi b)
+{
+    const __m256i lt =
+        _mm256_or_si256(_mm256_cmpgt_epi16(b.lo, a.lo), _mm256_cmpgt_epi16(b.hi, a.hi));
+    return !_mm256_testz_si256(lt, lt);
+}
+
+SIMD_FN vi vi_loadu_i8(const void *p)
+{
+    return vw_loadu_i8(p);
+}
+
+SIMD_FN vi vi_lookup8_where_clear(vi x, vi mask, vi table, vi y)
+{
+    return vw_lookup8_where_clear(x, mask, table, y);
+}
+
+SIMD_FN void vi_store2_u8(void *p, vi a, vi b)
+{
+    __m256i *v = p;
+    _mm256_storeu_si256(v, _mm256_permute4x64_epi64(_mm256_packus_epi16(a.lo, a.hi), 0xd8));
+    _mm256_storeu_si256(v + 1, _mm256_permute4x64_epi64(_mm256_packus_epi16(b.lo, b.hi), 0xd8));
+}
+
+SIMD_FN void vi_store_high(void *p, vi a)
+{
+    uint16_t from[32];
+    uint32_t to[32];
+    vi_storeu(from, a);
+    for (int i = 0; i < 32; i++) {
+        to[i] = (uint32_t)from[i] << 16;
+    }
+    memcpy(p, to, sizeof to);
 }
 
 #else /* AVX-512 */
@@ -273,6 +432,11 @@ SIMD_FN vi vi_iota(void)
 SIMD_FN void vi_storeu(void *p, vi x)
 {
     _mm512_storeu_si512(p, x);
+}
+
+SIMD_FN void vi_stream(void *p, vi x)
+{
+    _mm512_stream_si512(p, x);
 }
 
 SIMD_FN uint32_t vi_sign_bits(vi x)
@@ -316,13 +480,29 @@ SIMD_FN vi vi_max(vi a, vi b)
     return _mm512_max_epi32(a, b);
 }
 
-SIMD_FN void vi_store4_u8(void *p, vi a, vi b, vi c, vi d)
+SIMD_FN int32_t vi_max_lane(vi x)
+{
+    return max_of_8(_mm256_max_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
+}
+
+SIMD_FN vi vi_min16(vi a, vi b)
+{
+    return _mm512_min_epi16(a, b);
+}
+
+SIMD_FN vi vi_max16(vi a, vi b)
+{
+    return _mm512_max_epi16(a, b);
+}
+
+SIMD_FN void vi_store4_signed_u8(void *p, const vi a[4], const vi s[4])
 {
     __m128i *v = p;
-    _mm_storeu_si128(v, _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128(v + 1, _mm512_cvtepi32_epi8(b));
-    _mm_storeu_si128(v + 2, _mm512_cvtepi32_epi8(c));
-    _mm_storeu_si128(v + 3, _mm512_cvtepi32_epi8(d));
+    SIMD_UNROLL
+    for (int j = 0; j < 4; j++) {
+        const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(s[j], 24), _mm512_set1_epi32(0x80));
+        _mm_storeu_si128(v + j, _mm512_cvtepi32_epi8(_mm512_or_si512(a[j], sign)));
+    }
 }
 
 SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
@@ -332,9 +512,55 @@ SIMD_FN void vi_store2_u16(void *p, vi a, vi b)
     _mm256_storeu_si256(v + 1, _mm512_cvtepi32_epi16(b));
 }
 
-SIMD_FN vi vi_loadu_u8(const void *p)
+SIMD_FN vi vi_add16(vi a, vi b)
 {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(p));
+    return _mm512_add_epi16(a, b);
+}
+
+SIMD_FN vi vi_sub16(vi a, vi b)
+{
+    return _mm512_sub_epi16(a, b);
+}
+
+SIMD_FN vi vi_sll16(vi a, int n)
+{
+    return _mm512_slli_epi16(a, n);
+}
+
+SIMD_FN vi vi_srl16(vi a, int n)
+{
+    return _mm512_srli_epi16(a, n);
+}
+
+SIMD_FN int vi_any_lt16(vi a, vi b)
+{
+    return _cvtmask32_u32(_mm512_cmplt_epi16_mask(a, b)) != 0;
+}
+
+SIMD_FN vi vi_loadu_i8(const void *p)
+{
+    return vw_loadu_i8(p);
+}
+
+SIMD_FN vi vi_lookup8_where_clear(vi x, vi mask, vi table, vi y)
+{
+    return vw_lookup8_where_clear(x, mask, table, y);
+}
+
+SIMD_FN void vi_store2_u8(void *p, vi a, vi b)
+{
+    __m256i *v = p;
+    _mm256_storeu_si256(v, _mm512_cvtepi16_epi8(a));
+    _mm256_storeu_si256(v + 1, _mm512_cvtepi16_epi8(b));
+}
+
+SIMD_FN void vi_store_high(void *p, vi a)
+{
+    __m512i *v = p;
+    const __m512i lo = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
+    const __m512i hi = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1));
+    _mm512_storeu_si512(v, _mm512_slli_epi32(lo, 16));
+    _mm512_storeu_si512(v + 1, _mm512_slli_epi32(hi, 16));
 }
 
 #endif

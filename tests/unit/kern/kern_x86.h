@@ -16,11 +16,19 @@
 void topk_apply_emulate(kern_table *t);
 void topk_merge_apply_emulate(kern_table *t);
 void index_score_apply_emulate(kern_table *t);
+void kv_write_apply_emulate(kern_table *t);
+void index_write_apply_emulate(kern_table *t);
+void gather_apply_emulate(kern_table *t);
+void index_quant_apply_emulate(kern_table *t);
 
 static const kern_variant g_emulated[] = {
     {KERN_OP_topk, "avx512 emulated", CPU_NEED_AVX2, topk_apply_emulate},
     {KERN_OP_topk_merge, "avx512 emulated", CPU_NEED_AVX2, topk_merge_apply_emulate},
     {KERN_OP_index_score, "avx512bf16 emulated", CPU_NEED_AVX2, index_score_apply_emulate},
+    {KERN_OP_kv_write, "avx512 emulated", CPU_NEED_AVX2, kv_write_apply_emulate},
+    {KERN_OP_index_write, "avx512 emulated", CPU_NEED_AVX2, index_write_apply_emulate},
+    {KERN_OP_gather, "avx512 emulated", CPU_NEED_AVX2, gather_apply_emulate},
+    {KERN_OP_index_quant, "avx512 emulated", CPU_NEED_AVX2, index_quant_apply_emulate},
 };
 
 /* Fills t with variant number i (from 0) of `op` among those that can run here; NULL when there are no
