@@ -7,38 +7,27 @@
  * are copied in and out.
  *
  * All groups of a family live on one communicator, a duplicate of MPI_COMM_WORLD (the root), and
- * differ by tags, so a split needs no MPI call that could block. A notice travels from process to
- * process outside of the calls: a failure with its reason, and a goodbye when a process has closed
- * its last end of the family.
+ * differ by tags, so a split needs no MPI call that could block. mpi_root.c owns that.
  *
  * Invariants:
- *   M1  every MPI call of this file is made under g_mpi.lock; comm_fail is called without it.
+ *   M1  every MPI call is made under mpi_lock; comm_fail is called without it.
  *   M2  packets of one group between two processes arrive in the order of exchanges (one tag).
  *   M3  groups that share two processes have different tags: a split takes the largest free number
  *       of all ranks of its parent, and each of them counts on from there.
- *   M4  a buffer with a request that did not complete is never freed (end.stuck).
- *   M5  a root is freed when every process has said goodbye: no message for it is under way. */
-#include <mpi.h>
-#include <sched.h>
+ *   M4  a buffer with a request that did not complete is never freed (end.stuck). */
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "comm/impl.h"
+#include "comm/mpi_root.h"
 
 enum {
     INLINE = 2048,
     CHUNK = 4 << 20,
-    TAG_NOTICE = 0,
-    POLL_EAGER = 200,   /* polls before the first sleep */
-    NAP_MIN_NS = 20000, /* doubling up to */
-    NAP_MAX_NS = 500000,
-    GRACE_MS = 10,           /* to complete a call all had entered when the family ended */
-    FLUSH_MS = 100,          /* a small message to a live process is out by then */
-    GOODBYE_FAILED_MS = 2000 /* how long an ended group waits for the others' goodbyes */
+    GRACE_MS = 10 /* to complete a call all had entered when the family ended */
 };
 
 enum { OP_CLOSE = -1 }; /* in the packet of an end that closes */
@@ -49,29 +38,7 @@ typedef struct packet {
     unsigned char data[INLINE];
 } packet;
 
-typedef struct notice {
-    int32_t goodbye; /* 0: the family has failed */
-    char text[COMM_TEXT];
-} notice;
-
-/* What this process knows of a family. */
-typedef struct root {
-    struct root *next; /* among those closed here */
-    comm_family *family;
-    MPI_Comm comm;
-    int32_t rank;
-    int32_t size;
-    int32_t timeout_ms;
-    uint64_t next_group;
-    uint64_t max_group;
-    int32_t n_goodbye;
-    bool failed;
-    bool stuck; /* a request of an end never completed */
-    notice in;
-    MPI_Request in_req;
-    notice out[2];        /* failure, goodbye */
-    MPI_Request *out_req; /* [2, size] */
-} root;
+static_assert(sizeof(packet) <= MPI_ROOT_MAX_PACKET, "mpi_root.c can take one that is left over");
 
 typedef struct end {
     struct end *next; /* among the stuck */
@@ -89,150 +56,23 @@ typedef struct end {
     bool stuck;
 } end;
 
-static struct {
-    pthread_mutex_t lock;
-    bool started; /* by this file, and not ended yet */
-    int n_open;   /* roots with open ends */
-    root *closed;
-    end *stuck;
-} g_mpi = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void lock_mpi(void)
-{
-    pthread_mutex_lock(&g_mpi.lock);
-}
-
-static void unlock_mpi(void)
-{
-    pthread_mutex_unlock(&g_mpi.lock);
-}
-
-/* Between two polls: eager at first, then asleep for longer and longer. */
-typedef struct pace {
-    int n;
-    int64_t nap_ns;
-} pace;
-
-static void pace_wait(pace *p)
-{
-    if (p->n++ < POLL_EAGER) {
-        sched_yield();
-        return;
-    }
-    p->nap_ns = p->nap_ns == 0 ? NAP_MIN_NS : 2 * p->nap_ns;
-    p->nap_ns = p->nap_ns > NAP_MAX_NS ? NAP_MAX_NS : p->nap_ns;
-    const struct timespec t = {.tv_nsec = (long)p->nap_ns};
-    (void)nanosleep(&t, NULL);
-}
-
-static int64_t deadline(int32_t ms)
-{
-    return clock_ns() + (int64_t)ms * INT64_C(1000000);
-}
-
-/* ---- notices (under the lock) ------------------------------------------------------------------ */
-
-static void notice_post(root *r)
-{
-    if (MPI_Irecv(&r->in, sizeof r->in, MPI_BYTE, MPI_ANY_SOURCE, TAG_NOTICE, r->comm,
-                  &r->in_req) != MPI_SUCCESS) {
-        r->in_req = MPI_REQUEST_NULL;
-    }
-}
-
-/* Takes what has come. */
-static void notice_poll(root *r)
-{
-    int done = 1;
-    while (r->in_req != MPI_REQUEST_NULL) {
-        if (MPI_Test(&r->in_req, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) {
-            return;
-        }
-        if (r->in.goodbye) {
-            r->n_goodbye++;
-        } else {
-            r->failed = true;
-            r->in.text[COMM_TEXT - 1] = '\0';
-            if (r->family != NULL) {
-                comm_family_fail(r->family, r->in.text);
-            }
-        }
-        notice_post(r);
-    }
-}
-
-static void notice_send(root *r, int32_t goodbye, const char *text)
-{
-    notice *n = &r->out[goodbye];
-    n->goodbye = goodbye;
-    snprintf(n->text, sizeof n->text, "%s", text);
-    for (int32_t p = 0; p < r->size; p++) {
-        MPI_Request *q = &r->out_req[goodbye * r->size + p];
-        if (p != r->rank &&
-            MPI_Isend(n, sizeof *n, MPI_BYTE, p, TAG_NOTICE, r->comm, q) != MPI_SUCCESS) {
-            *q = MPI_REQUEST_NULL;
-        }
-    }
-}
-
-/* Whether all are complete; a null request is. Stops at the first that is not. */
-static int test_all(MPI_Request *req, int n, bool *done)
-{
-    *done = false;
-    for (int i = 0; i < n; i++) {
-        int one = 1;
-        if (req[i] != MPI_REQUEST_NULL) {
-            const int code = MPI_Test(&req[i], &one, MPI_STATUS_IGNORE);
-            if (code != MPI_SUCCESS) {
-                return code;
-            }
-        }
-        if (!one) {
-            return MPI_SUCCESS;
-        }
-    }
-    *done = true;
-    return MPI_SUCCESS;
-}
-
-static bool all_done(MPI_Request *req, int n)
-{
-    bool done;
-    return test_all(req, n, &done) == MPI_SUCCESS && done;
-}
-
-/* Gives requests of small messages the time to go out; takes the lock. */
-static bool flush(root *r, MPI_Request *req, int n, int32_t ms)
-{
-    const int64_t until = deadline(ms);
-    pace p = {0};
-    for (;;) {
-        lock_mpi();
-        const bool done = all_done(req, n);
-        notice_poll(r);
-        unlock_mpi();
-        if (done || clock_ns() >= until) {
-            return done;
-        }
-        pace_wait(&p);
-    }
-}
+static end *g_stuck; /* under mpi_lock */
 
 static void mpi_tell(comm *c)
 {
     root *r = c->family->impl;
-    lock_mpi();
+    mpi_lock();
     r->failed = true;
     notice_send(r, 0, c->family->text);
-    unlock_mpi();
-    (void)flush(r, r->out_req, r->size, FLUSH_MS);
+    mpi_unlock();
+    (void)root_flush(r, r->out_req, r->size, MPI_ROOT_FLUSH_MS);
 }
 
 static void mpi_poll(comm *c)
 {
-    lock_mpi();
+    mpi_lock();
     notice_poll(c->family->impl);
-    unlock_mpi();
+    mpi_unlock();
 }
 
 /* ---- waiting ----------------------------------------------------------------------------------- */
@@ -240,18 +80,18 @@ static void mpi_poll(comm *c)
 /* After a failure: takes receives back; what cannot be taken back makes the end stuck. */
 static void give_up(end *e, int32_t n)
 {
-    lock_mpi();
+    mpi_lock();
     for (int32_t p = 0; p < n; p++) {
         if (e->req[p] != MPI_REQUEST_NULL) {
             (void)MPI_Cancel(&e->req[p]);
         }
     }
-    unlock_mpi();
-    if (!flush(e->root, e->req, 2 * n, FLUSH_MS)) {
+    mpi_unlock();
+    if (!root_flush(e->root, e->req, 2 * n, MPI_ROOT_FLUSH_MS)) {
         e->stuck = true;
-        lock_mpi();
+        mpi_lock();
         e->root->stuck = true;
-        unlock_mpi();
+        mpi_unlock();
     }
 }
 
@@ -260,7 +100,7 @@ static bool find_late(end *e, int32_t n)
 {
     bool any = false;
     memset(e->late, 0, (size_t)n * sizeof *e->late);
-    lock_mpi();
+    mpi_lock();
     for (int32_t i = 0; i < 2 * n; i++) {
         /* Sends tell only when every receive is in. */
         if (i == n && any) {
@@ -275,7 +115,7 @@ static bool find_late(end *e, int32_t n)
             any = true;
         }
     }
-    unlock_mpi();
+    mpi_unlock();
     return any;
 }
 
@@ -283,9 +123,9 @@ static kvs_status fail_mpi(comm *c, const comm_head *head, int code)
 {
     char text[MPI_MAX_ERROR_STRING];
     int len = 0;
-    lock_mpi();
+    mpi_lock();
     (void)MPI_Error_string(code, text, &len);
-    unlock_mpi();
+    mpi_unlock();
     return comm_fail(c, "rank %d: MPI failed in %s: %.80s", c->rank, comm_op_name(head->op), text);
 }
 
@@ -299,10 +139,10 @@ static kvs_status wait_all(comm *c, const comm_head *head, int64_t until)
     pace p = {0};
     for (;;) {
         bool done;
-        lock_mpi();
-        const int code = test_all(e->req, 2 * c->size, &done);
+        mpi_lock();
+        const int code = mpi_test_all(e->req, 2 * c->size, &done);
         notice_poll(e->root);
-        unlock_mpi();
+        mpi_unlock();
         if (code != MPI_SUCCESS) {
             st = fail_mpi(c, head, code);
             break;
@@ -311,7 +151,7 @@ static kvs_status wait_all(comm *c, const comm_head *head, int64_t until)
             return KVS_OK;
         }
         if (comm_failed(c)) {
-            grace = grace == 0 ? deadline(GRACE_MS) : grace;
+            grace = grace == 0 ? mpi_deadline(GRACE_MS) : grace;
             if (clock_ns() >= grace) {
                 st = KVS_PEER;
                 break;
@@ -341,7 +181,7 @@ static int post_packets(comm *c, const comm_head *head)
 {
     end *e = c->impl;
     int code = MPI_SUCCESS;
-    lock_mpi();
+    mpi_lock();
     for (int32_t p = 0; p < c->size && code == MPI_SUCCESS; p++) {
         if (p != c->rank) {
             code = MPI_Irecv(&e->in[p], sizeof(packet), MPI_BYTE, e->world[p], e->tag,
@@ -362,7 +202,7 @@ static int post_packets(comm *c, const comm_head *head)
         code = MPI_Isend(k, (int)(offsetof(packet, data) + n), MPI_BYTE, e->world[p], e->tag,
                          e->root->comm, &e->req[c->size + p]);
     }
-    unlock_mpi();
+    mpi_unlock();
     return code;
 }
 
@@ -457,7 +297,7 @@ static int post_round(comm *c, size_t done, bool *any)
     int code = MPI_SUCCESS;
     size_t at = 0;
     *any = false;
-    lock_mpi();
+    mpi_lock();
     for (int32_t i = 0; i < 2 * c->size && code == MPI_SUCCESS; i++) {
         const int32_t p = i % c->size;
         const bool recv = i < c->size;
@@ -477,7 +317,7 @@ static int post_round(comm *c, size_t done, bool *any)
                 MPI_Isend(s, (int)n, MPI_BYTE, e->world[p], e->tag + 1, e->root->comm, &e->req[i]);
         }
     }
-    unlock_mpi();
+    mpi_unlock();
     return code;
 }
 
@@ -497,7 +337,7 @@ static void take_round(comm *c, size_t done)
 static kvs_status mpi_exchange(comm *c, const comm_head *head, bool first, kvs_error *err)
 {
     end *e = c->impl;
-    const int64_t until = deadline(c->cfg.timeout_ms);
+    const int64_t until = mpi_deadline(c->cfg.timeout_ms);
     mpi_poll(c);
     if (comm_failed(c)) {
         return KVS_PEER;
@@ -527,7 +367,7 @@ static kvs_status mpi_exchange(comm *c, const comm_head *head, bool first, kvs_e
         if (!any) {
             return KVS_OK;
         }
-        TRY(wait_all(c, head, deadline(c->cfg.timeout_ms)));
+        TRY(wait_all(c, head, mpi_deadline(c->cfg.timeout_ms)));
         take_round(c, done);
     }
 }
@@ -540,10 +380,10 @@ static void end_free(end *e)
         return;
     }
     if (e->stuck) {
-        lock_mpi();
-        e->next = g_mpi.stuck;
-        g_mpi.stuck = e;
-        unlock_mpi();
+        mpi_lock();
+        e->next = g_stuck;
+        g_stuck = e;
+        mpi_unlock();
         return;
     }
     mem_free(e->world);
@@ -588,7 +428,7 @@ static void mpi_close(comm *c)
         return;
     }
     if (!comm_failed(c) && !e->stuck) {
-        lock_mpi();
+        mpi_lock();
         for (int32_t p = 0; p < c->size; p++) {
             packet *k = &e->out[p];
             k->head = (comm_head){.op = OP_CLOSE};
@@ -598,8 +438,8 @@ static void mpi_close(comm *c)
                 e->req[p] = MPI_REQUEST_NULL;
             }
         }
-        unlock_mpi();
-        e->stuck = !flush(e->root, e->req, 2 * c->size, FLUSH_MS);
+        mpi_unlock();
+        e->stuck = !root_flush(e->root, e->req, 2 * c->size, MPI_ROOT_FLUSH_MS);
     }
     end_free(e);
     c->impl = NULL;
@@ -647,113 +487,10 @@ static void mpi_cancel(comm *child, uint64_t token, bool ended)
     child->impl = NULL;
 }
 
-/* ---- roots ------------------------------------------------------------------------------------- */
-
-static void root_free(root *r)
-{
-    mem_free(r->out_req);
-    mem_free(r);
-}
-
-/* Receives what nobody asked for: packets of ends that closed. Under the lock. */
-static void root_drain(root *r)
-{
-    static packet sink;
-    for (;;) {
-        int there = 0;
-        MPI_Status st;
-        if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, r->comm, &there, &st) != MPI_SUCCESS ||
-            !there) {
-            return;
-        }
-        int n = 0;
-        (void)MPI_Get_count(&st, MPI_BYTE, &n);
-        if (n < 0 || (size_t)n > sizeof sink ||
-            MPI_Recv(&sink, n, MPI_BYTE, st.MPI_SOURCE, st.MPI_TAG, r->comm, MPI_STATUS_IGNORE) !=
-                MPI_SUCCESS) {
-            r->stuck = true; /* the rest of a broken exchange stays where it is */
-            return;
-        }
-    }
-}
-
-/* Frees the closed roots that everybody has left; true when none remains. Takes the lock. */
-static bool sweep(void)
-{
-    lock_mpi();
-    for (root **at = &g_mpi.closed; *at != NULL;) {
-        root *r = *at;
-        notice_poll(r);
-        if (r->n_goodbye < r->size - 1 || !all_done(r->out_req, 2 * r->size)) {
-            at = &r->next;
-            continue;
-        }
-        *at = r->next;
-        if (r->in_req != MPI_REQUEST_NULL) {
-            (void)MPI_Cancel(&r->in_req);
-            (void)MPI_Wait(&r->in_req, MPI_STATUS_IGNORE);
-        }
-        root_drain(r);
-        if (!r->stuck) {
-            (void)MPI_Comm_free(&r->comm);
-        }
-        root_free(r);
-    }
-    const bool none = g_mpi.closed == NULL;
-    unlock_mpi();
-    return none;
-}
-
-/* Waits for the other processes' goodbyes. */
-static bool sweep_all(int32_t wait_ms)
-{
-    const int64_t until = deadline(wait_ms);
-    pace p = {0};
-    while (!sweep()) {
-        if (clock_ns() >= until) {
-            return false;
-        }
-        pace_wait(&p);
-    }
-    return true;
-}
-
-/* Ends MPI when all processes are there to do so: MPI_Finalize waits for each of them. */
-static void end_mpi(int32_t wait_ms)
-{
-    if (!sweep_all(wait_ms)) {
-        LOG(WARN, COMM, "MPI is not finalised: some rank has not closed its group in %d ms",
-            wait_ms);
-        return;
-    }
-    lock_mpi();
-    (void)MPI_Finalize();
-    g_mpi.started = false;
-    unlock_mpi();
-}
-
 static void mpi_family_free(comm_family *f)
 {
-    root *r = f->impl;
-    if (r == NULL) {
-        return;
-    }
-    lock_mpi();
-    r->family = NULL;
-    r->failed = r->failed || atomic_load(&f->failed);
-    notice_send(r, 1, "");
-    r->next = g_mpi.closed;
-    g_mpi.closed = r;
-    const bool last = --g_mpi.n_open == 0;
-    const bool started = g_mpi.started;
-    const bool failed = r->failed;
-    const int32_t ms = r->timeout_ms;
-    unlock_mpi();
-    if (last && started) {
-        end_mpi(failed && ms > GOODBYE_FAILED_MS ? GOODBYE_FAILED_MS : ms);
-    } else {
-        /* The last one to leave MPI to the application leaves nothing under way if it can. */
-        (void)sweep_all(last ? FLUSH_MS : 0);
+    if (f->impl != NULL) {
+        root_leave(f->impl, atomic_load(&f->failed));
     }
 }
 
@@ -770,120 +507,25 @@ static const transport g_transport = {
     .family_free = mpi_family_free,
 };
 
-/* ---- opening ----------------------------------------------------------------------------------- */
-
-/* MPI runs and may be called from several threads in turn. Under the lock. */
-static kvs_status start_mpi(kvs_error *err)
-{
-    int is_on = 0;
-    int is_over = 0;
-    int level = MPI_THREAD_SINGLE;
-    (void)MPI_Initialized(&is_on);
-    (void)MPI_Finalized(&is_over);
-    if (is_over) {
-        return err_set(err, KVS_UNSUPPORTED,
-                       "MPI has been finalised in this process; keep one group open until the end");
-    }
-    if (!is_on) {
-        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
-            return err_set(err, KVS_UNSUPPORTED, "MPI does not start; run under mpirun");
-        }
-        g_mpi.started = true;
-        (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    } else {
-        (void)MPI_Query_thread(&level);
-    }
-    if (level < MPI_THREAD_SERIALIZED) {
-        return err_set(err, KVS_UNSUPPORTED,
-                       "MPI runs at thread level %d; start it with MPI_THREAD_SERIALIZED (%d)",
-                       level, MPI_THREAD_SERIALIZED);
-    }
-    return KVS_OK;
-}
-
-/* Duplicates MPI_COMM_WORLD, waiting for the other processes to do so at most the time-out. */
-static kvs_status root_join(root *r, kvs_error *err)
-{
-    const int64_t until = deadline(r->timeout_ms);
-    MPI_Request req;
-    lock_mpi();
-    int code = MPI_Comm_idup(MPI_COMM_WORLD, &r->comm, &req);
-    unlock_mpi();
-    pace p = {0};
-    for (int done = 0; code == MPI_SUCCESS && !done;) {
-        lock_mpi();
-        code = MPI_Test(&req, &done, MPI_STATUS_IGNORE);
-        unlock_mpi();
-        if (!done && clock_ns() >= until) {
-            r->stuck = true;
-            return err_set(err, KVS_PEER,
-                           "some rank of MPI_COMM_WORLD did not open its end in %d ms",
-                           r->timeout_ms);
-        }
-        if (!done) {
-            pace_wait(&p);
-        }
-    }
-    if (code != MPI_SUCCESS) {
-        return err_set(err, KVS_PEER, "MPI_Comm_idup failed with code %d", code);
-    }
-    lock_mpi();
-    (void)MPI_Comm_set_errhandler(r->comm, MPI_ERRORS_RETURN);
-    notice_post(r);
-    g_mpi.n_open++;
-    unlock_mpi();
-    return KVS_OK;
-}
-
-static root *root_new(const comm_config *cfg)
-{
-    root *r = mem_calloc(1, sizeof *r);
-    if (r == NULL) {
-        return NULL;
-    }
-    int rank = 0;
-    int size = 1;
-    int *ub = NULL;
-    int has_ub = 0;
-    (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    (void)MPI_Comm_size(MPI_COMM_WORLD, &size);
-    (void)MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &ub, &has_ub);
-    r->rank = rank;
-    r->size = size;
-    r->timeout_ms = cfg->timeout_ms;
-    r->max_group = has_ub ? ((uint64_t)*ub - 2) / 2 : (32767 - 2) / 2;
-    r->next_group = 1;
-    r->in_req = MPI_REQUEST_NULL;
-    r->out_req = mem_calloc(2 * (size_t)size, sizeof *r->out_req);
-    if (r->out_req == NULL) {
-        mem_free(r);
-        return NULL;
-    }
-    for (int i = 0; i < 2 * size; i++) {
-        r->out_req[i] = MPI_REQUEST_NULL;
-    }
-    return r;
-}
-
 kvs_status comm_mpi_open(comm **out, const comm_config *cfg, kvs_error *err)
 {
     *out = NULL;
-    lock_mpi();
-    kvs_status st = start_mpi(err);
-    root *r = st < 0 ? NULL : root_new(cfg);
-    unlock_mpi();
-    TRY(st);
-    (void)sweep();
-    comm *c = r != NULL ? comm_new(&g_transport, NULL, r->rank, r->size, cfg) : NULL;
+    kvs_error why = {0};
+    root *r = root_new(cfg, &why);
+    if (r == NULL) {
+        return err_set(err, why.code, "%s", why.text);
+    }
+    comm *c = comm_new(&g_transport, NULL, r->rank, r->size, cfg);
     end *e = c != NULL ? end_new(r, r->size, 0) : NULL;
-    st = e != NULL ? root_join(r, err)
-                   : err_set(err, KVS_NOMEM, "no memory for the group of this MPI rank");
+    const kvs_status st = e != NULL
+                              ? root_join(r, err)
+                              : err_set(err, KVS_NOMEM, "no memory for the group of this MPI rank");
     if (st < 0) {
         end_free(e);
         if (c != NULL) {
             comm_discard(c);
         }
-        if (r != NULL && !r->stuck) {
+        if (!r->stuck) {
             root_free(r);
         }
         return st;
