@@ -24,6 +24,8 @@ enum {
 
 /* A command: argv[0] is its word. Returns an exit code. */
 typedef int (*cli_command)(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+int cli_check(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 
 /* Prints "kvspan: text" and returns the exit code. */
@@ -60,6 +62,24 @@ bool cli_output_open(cli_output *o, const char *path);
 /* Returns an exit code, CLI_OK when the text is in place. */
 int cli_output_commit(cli_output *o);
 void cli_output_drop(cli_output *o);
+
+/* ---- long runs (progress.c) ------------------------------------------------------------------ */
+
+typedef struct cli_progress {
+    bool on, drawn;
+    double start_s, last_s;
+} cli_progress;
+
+/* A bar on standard error, where that is a terminal. Wipe it before printing anything. */
+void cli_progress_begin(cli_progress *p);
+void cli_progress_step(cli_progress *p, const char *what, int64_t done, int64_t total);
+void cli_progress_wipe(cli_progress *p);
+
+/* From now on the first interrupt sets a flag; the second one ends the program. */
+void cli_catch_interrupt(void);
+bool cli_interrupted(void);
+
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* Ends standard output: CLI_OK, or CLI_FAILED when something could not be written. */
 int cli_close_stdout(void);

@@ -10,6 +10,8 @@ static const struct {
     const char *word, *about;
     cli_command run;
 } k_command[] = {
+    {"check", "whether the kernels of this machine compute what they must", cli_check},
+    {"bench", "how fast the kernels are, as a share of what the machine can do", cli_bench},
     {"plan", "how a model, its cache and a number of devices fit together", cli_plan},
 };
 

@@ -21,13 +21,23 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-/* How many rows passed, failed and were skipped. Skipped: a variant that this machine cannot run, or
- * that is another one's function. */
+/* How many rows passed, failed and were skipped. Skipped: a variant that this machine cannot
+ * run, or that is another one's function. */
 typedef struct kvs_check_result {
     int64_t n_passed;
     int64_t n_failed;
     int64_t n_skipped;
 } kvs_check_result;
+
+/* One row of results. Texts are valid during the call that hands the row over. */
+typedef struct kvs_check_row {
+    const char *op, *variant, *cls; /* NULL with comm: the line says it all */
+    const char *verdict;            /* "pass", "FAIL" or "skip" */
+    int64_t n_case;
+    double worst;       /* the largest error over its bound */
+    const char *detail; /* the first failure, or why it was skipped; may be "" */
+    const char *line;   /* the whole row as text */
+} kvs_check_row;
 
 /* Zero means default for every field. */
 typedef struct kvs_check_config {
@@ -55,6 +65,18 @@ typedef struct kvs_check_config {
     const char *csv;
 
     kvs_check_result *result; /* filled also on failure; NULL: not wanted */
+
+    /* 1: instead of the kernels, the collectives of every transport, with and without faults. Goes
+     * with seed, quick, timeout_ms and what receives something, except csv and progress. */
+    int32_t comm;
+    int32_t timeout_ms; /* comm: of calls in which a rank is late on purpose; default 1000 */
+
+    /* Receives each row, after `line` has had its text. NULL: not wanted. */
+    void (*row)(void *ctx, const kvs_check_row *row);
+
+    /* Told what is about to be done, of how many steps in all; a return value other than 0 ends the
+     * run with KVS_CANCELLED. NULL: not wanted. */
+    int (*progress)(void *ctx, const char *what, int64_t done, int64_t total);
 } kvs_check_config;
 
 static inline kvs_check_config kvs_check_config_default(void)
@@ -68,10 +90,10 @@ static inline kvs_check_config kvs_check_config_default(void)
 /* Runs the checks. A row is: op, variant, case class, verdict, worst error over its bound, and for
  * a failure the first bad coordinate; the last line is "N passed, N failed, N skipped".
  *
- * Returns KVS_OK when nothing failed. KVS_INVALID: an unknown op, variant or CPU level (the message
- * lists what exists), or a size or flag that is not valid. KVS_INTERNAL: a check failed; the message
- * has the number and the first failure. KVS_NOMEM, KVS_IO.
- * Threads: one call at a time; `line` is called from the calling thread. */
+ * Returns KVS_OK when nothing failed. KVS_INVALID: an unknown op, variant or CPU level (the
+ * message lists what exists), or a size or flag that is not valid. KVS_INTERNAL: a check failed;
+ * the message has the number and the first failure. KVS_CANCELLED, KVS_NOMEM, KVS_IO. Threads:
+ * one call at a time; line, row and progress are called from the calling thread. */
 kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err);
 
 #pragma GCC visibility pop

@@ -316,11 +316,9 @@ static void compare_clean(const attn_args *a, const attn_expect *e, int64_t row,
     }
 }
 
-static void compare_head(const attn_args *a, const attn_expect *e, int64_t row, int32_t i_pick,
-                         const check_variant *v, check_result *r)
+void attn_compare_head(const attn_args *a, const orc_attn *o, int64_t row, int64_t head, int spread,
+                       const check_variant *v, check_result *r)
 {
-    const orc_attn *o = &e->o[row * e->n_pick + i_pick];
-    const int64_t head = e->pick[i_pick];
     const float lse = a->lse[row * a->n_head + head];
     if (o->n_used == 0) {
         cmp_bits(r, (coord){"lse", row, head, -1}, lse, -INFINITY);
@@ -349,7 +347,7 @@ static void compare_head(const attn_args *a, const attn_expect *e, int64_t row, 
         error2 += error * error;
         tol2 += tol * tol;
     }
-    if (e->spread && isfinite(error2)) {
+    if (spread && isfinite(error2)) {
         cmp_ratio(r, (coord){"norm of the error of out", row, head, -1}, sqrt(error2),
                   sqrt(tol2) + u_p * sqrt(o->w2v2));
     }
@@ -397,7 +395,7 @@ void attn_compare(check_case *k, const check_variant *v, check_result *r)
             compare_clean(a, e, row, head, r);
         }
         for (int32_t i = 0; i < e->n_pick && !e->clean_only; i++) {
-            compare_head(a, e, row, i, v, r);
+            attn_compare_head(a, &e->o[row * e->n_pick + i], row, e->pick[i], e->spread, v, r);
         }
     }
     compare_stats(a, e, r);

@@ -40,6 +40,9 @@ uint8_t *attn_row_at(const attn_args *a, int64_t slot);
 void attn_call(const kern_table *t, check_case *k, dev_queue *q, attn_args *a);
 void attn_run(const kern_table *t, check_case *k, dev_queue *q);
 void attn_compare(check_case *k, const check_variant *v, check_result *r);
+/* One head of one row against the oracle; spread: the norm of its error is held, too. */
+void attn_compare_head(const attn_args *a, const orc_attn *o, int64_t row, int64_t head, int spread,
+                       const check_variant *v, check_result *r);
 
 /* The classes of case_attn_same.c. */
 void attn_alone(check_case *k, int32_t index);

@@ -227,10 +227,15 @@ static void compare_exp_log(const check_case *k, check_result *r)
     cmp_near(r, (coord){"exp(NaN)", 0, -1, -1}, kexp(NAN), NAN, 0.0);
 }
 
-static void compare_head(const merge_args *a, const merge_expect *e, int64_t row, int64_t head,
-                         check_result *r)
+/* What the op read: value_at as the op sees it. */
+static const float *part_at(const merge_args *a, int32_t p, int64_t row, int64_t head)
 {
-    const orc_merge *o = &e->head[row * a->n_head + head];
+    return a->out_in[p] + row * a->in_stride_row + head * a->in_stride_head;
+}
+
+void merge_compare_head(const merge_args *a, const orc_merge *o, int64_t row, int64_t head,
+                        check_result *r)
+{
     const double depth = a->mode == MERGE_TREE ? ceil(log2((double)a->n_part)) : a->n_part - 1;
     const double lse_moves =
         o->n_live > 0 ? expm1(fmin(fmax(depth - 1.0, 0.0) * 2.0 * u * fabs(o->lse), 1.0)) : 0.0;
@@ -239,7 +244,7 @@ static void compare_head(const merge_args *a, const merge_expect *e, int64_t row
         double terms = 0.0;
         for (int32_t p = 0; p < a->n_part; p++) {
             if (o->weight[p] > 0.0) {
-                const double v = (double)value_at(a, e, p, row, head)[d];
+                const double v = (double)part_at(a, p, row, head)[d];
                 want += o->weight[p] * v;
                 terms += o->weight[p] * fabs(v);
             }
@@ -274,7 +279,7 @@ static void merge_compare(check_case *k, const check_variant *v, check_result *r
         for (int64_t head = 0; head < a->n_head; head++) {
             const orc_merge *o = &e->head[row * a->n_head + head];
             n_nan += o->n_nan;
-            compare_head(a, e, row, head, r);
+            merge_compare_head(a, o, row, head, r);
             if (o->n_live != 1 || a->out_type != KVS_DTYPE_F32) {
                 continue;
             }
@@ -283,7 +288,7 @@ static void merge_compare(check_case *k, const check_variant *v, check_result *r
                 if (o->weight[p] > 0.0) {
                     const int64_t at = row * a->out_stride_row + head * a->out_stride_head;
                     cmp_bytes(r, (coord){"bits of the one live part", row, head, -1},
-                              (const float *)a->out + at, value_at(a, e, p, row, head),
+                              (const float *)a->out + at, part_at(a, p, row, head),
                               (size_t)a->dim * sizeof(float));
                 }
             }

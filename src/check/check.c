@@ -11,6 +11,7 @@
 #include "base/cpu.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "check/check_comm.h"
 #include "check/oracle.h"
 
 enum { MAX_VARIANT = 16, N_WORKER = 2 };
@@ -84,6 +85,19 @@ void check_row(check_run *c, const char *op, const char *variant, const char *cl
     }
     say(c, text);
     csv_row(c, op, variant, cls, words[verdict], r, detail != NULL ? detail : "");
+    if (c->cfg->row != NULL) {
+        const kvs_check_row row = {
+            .op = op,
+            .variant = variant,
+            .cls = cls,
+            .verdict = words[verdict],
+            .n_case = r != NULL ? r->n_case : 0,
+            .worst = r != NULL ? r->worst : 0.0,
+            .detail = detail != NULL ? detail : "",
+            .line = text,
+        };
+        c->cfg->row(c->cfg->ctx, &row);
+    }
     int64_t *const counts[] = {&c->total.n_passed, &c->total.n_failed, &c->total.n_skipped};
     ++*counts[verdict];
     if (verdict == 1 && c->first_fail[0] == '\0') {
@@ -167,14 +181,35 @@ static kvs_status run_case(check_run *c, op_run *o, const check_class *cls, int3
     return st;
 }
 
+/* Cases of a class that this run has. */
+static int32_t class_cases(const check_run *c, const check_class *cls)
+{
+    if ((c->cfg->conformance && cls->rule == NULL) ||
+        (c->only.cls != NULL && strcmp(c->only.cls, cls->name) != 0)) {
+        return 0;
+    }
+    const int32_t n = c->cfg->quick ? cls->n_quick : cls->n_case;
+    return c->only.n_case > 0 && c->only.n_case < n ? c->only.n_case : n;
+}
+
+kvs_status check_report(check_run *c, const char *op, const char *what, kvs_error *err)
+{
+    char text[96];
+    snprintf(text, sizeof text, "%s %s", op, what);
+    const int stop = c->cfg->progress != NULL &&
+                     c->cfg->progress(c->cfg->ctx, text, c->n_done, c->n_total) != 0;
+    c->n_done++;
+    return stop ? err_set(err, KVS_CANCELLED, "check: ended in %s", text) : KVS_OK;
+}
+
 static kvs_status run_class(check_run *c, op_run *o, const check_class *cls, kvs_error *err)
 {
     for (int32_t i = 0; i < o->n_live; i++) {
         memset(&o->live[i].result, 0, sizeof o->live[i].result);
     }
-    const int32_t n_all = c->cfg->quick ? cls->n_quick : cls->n_case;
-    const int32_t n = c->only.n_case > 0 && c->only.n_case < n_all ? c->only.n_case : n_all;
+    const int32_t n = class_cases(c, cls);
     for (int32_t i = 0; i < n; i++) {
+        TRY(check_report(c, kern_op_name(o->op->op), cls->name, err));
         TRY(run_case(c, o, cls, i, err));
     }
     for (int32_t i = 0; i < o->n_live && n > 0; i++) {
@@ -207,10 +242,6 @@ static kvs_status run_op(check_run *c, const check_op *op, kvs_error *err)
         add_variant(c, o, &c->variants[i]);
     }
     for (int32_t i = 0; i < op->n_class && st == KVS_OK && o->n_live > 0; i++) {
-        if ((c->cfg->conformance && op->cls[i].rule == NULL) ||
-            (c->only.cls != NULL && strcmp(c->only.cls, op->cls[i].name) != 0)) {
-            continue;
-        }
         st = run_class(c, o, &op->cls[i], err);
     }
     mem_free(o);
@@ -228,6 +259,11 @@ static kvs_status run_all(check_run *c, kvs_error *err)
 {
     if (c->cfg->selftest) {
         return check_selftest(c, err);
+    }
+    for (int32_t op = 0; op < KERN_N_OP; op++) {
+        for (int32_t i = 0; i < g_ops[op]->n_class && op_asked(c, (kern_op)op); i++) {
+            c->n_total += class_cases(c, &g_ops[op]->cls[i]);
+        }
     }
     for (int32_t op = 0; op < KERN_N_OP; op++) {
         if (op_asked(c, (kern_op)op)) {
@@ -366,6 +402,53 @@ kvs_status check_run_variants(const kvs_check_config *cfg, const kern_variant *v
     return csv_close(&c, st, err);
 }
 
+/* ---- collectives ---- */
+
+static void comm_line(void *ctx, const char *text)
+{
+    const kvs_check_config *cfg = ctx;
+    if (cfg->line != NULL) {
+        cfg->line(cfg->ctx, text);
+    }
+    if (cfg->row != NULL) {
+        const char *verdict = strstr(text, " FAIL") != NULL   ? "FAIL"
+                              : strstr(text, " skip") != NULL ? "skip"
+                                                              : "pass";
+        const kvs_check_row row = {.verdict = verdict, .detail = "", .line = text};
+        cfg->row(cfg->ctx, &row);
+    }
+}
+
+static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
+{
+    if (cfg->op != NULL || cfg->variant != NULL || cfg->cpu != NULL || cfg->conformance ||
+        cfg->selftest || cfg->csv != NULL) {
+        return err_set(err, KVS_INVALID,
+                       "check: comm has no op, variant, cpu, conformance, selftest or csv: leave "
+                       "them out");
+    }
+    check_comm_totals t = {0, 0, 0};
+    const check_comm_config cc = {
+        .seed = cfg->seed,
+        .quick = cfg->quick,
+        .timeout_ms = cfg->timeout_ms,
+        .line = comm_line,
+        .ctx = (void *)(uintptr_t)cfg,
+        .totals = &t,
+    };
+    const kvs_status st = check_comm_run(&cc, err);
+    if (cfg->result != NULL) {
+        *cfg->result = (kvs_check_result){t.n_passed, t.n_failed, t.n_skipped};
+    }
+    if (cfg->line != NULL && (st == KVS_OK || st == KVS_INTERNAL)) {
+        char text[96];
+        snprintf(text, sizeof text, "%lld passed, %lld failed, %lld skipped",
+                 (long long)t.n_passed, (long long)t.n_failed, (long long)t.n_skipped);
+        cfg->line(cfg->ctx, text);
+    }
+    return st;
+}
+
 kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err)
 {
     if (cfg == NULL || cfg->struct_size < sizeof cfg->struct_size ||
@@ -377,6 +460,9 @@ kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err)
     kvs_check_config local;
     memset(&local, 0, sizeof local);
     memcpy(&local, cfg, cfg->struct_size < sizeof local ? cfg->struct_size : sizeof local);
+    if (local.comm != 0) {
+        return run_comm(&local, err);
+    }
     int32_t n = 0;
     const kern_variant *variants = kern_variants(&n);
     return check_run_variants(&local, variants, n, (check_filter){NULL, 0}, err);

@@ -23,6 +23,7 @@
 
 #include "base/pool.h"
 #include "base/rng.h"
+#include "check/oracle.h"
 #include "kern/kern.h"
 #include "kvspan/check.h"
 
@@ -203,6 +204,13 @@ void cmp_ratio(check_result *r, coord at, double error, double tol);
 double half_ulp_f32(double x);
 double half_ulp_bf16(double x);
 
+/* ---- single results with their op's bound (case_score.c, case_merge.c; case_attn.h) -------------- */
+
+void score_compare_one(const index_score_args *a, const orc_score *o, int64_t row, int64_t col,
+                       check_result *r);
+void merge_compare_head(const merge_args *a, const orc_merge *o, int64_t row, int64_t head,
+                        check_result *r);
+
 /* ---- data (gen.c) ---------------------------------------------------------------------------- */
 
 /* About normal with standard deviation sigma; every mantissa bit is used. */
@@ -241,6 +249,7 @@ typedef struct check_run {
     pool *workers;
     FILE *csv;
     kvs_check_result total;
+    int64_t n_done, n_total; /* steps, for progress */
     char first_fail[CHECK_MAX_DETAIL + 96];
 } check_run;
 
@@ -250,6 +259,8 @@ kvs_status check_run_variants(const kvs_check_config *cfg, const kern_variant *v
 /* Writes one row: verdict 0 pass, 1 FAIL, 2 skip. */
 void check_row(check_run *c, const char *op, const char *variant, const char *cls, int verdict,
                const check_result *r, const char *note);
+/* Counts a step and tells cfg->progress of it; KVS_CANCELLED where that wants the run to end. */
+kvs_status check_report(check_run *c, const char *op, const char *what, kvs_error *err);
 kvs_status check_selftest(check_run *c, kvs_error *err);
 check_variant check_variant_of(const kern_variant *v);
 

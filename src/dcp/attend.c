@@ -312,6 +312,22 @@ static kvs_status exchange_ag_rs(kvs_dcp *d, int32_t n, const merged *m, kvs_err
     return KVS_OK;
 }
 
+static kvs_status exchange_nodes(kvs_dcp *d, int32_t n, const merged *m, kvs_error *err)
+{
+    return d->s.exchange == KVS_EXCHANGE_AG_RS ? exchange_ag_rs(d, n, m, err)
+                                               : exchange_a2a(d, n, m, err);
+}
+
+kvs_status dcp_exchange(kvs_dcp *d, const void *q, kvs_dtype q_type, int32_t n, void *out,
+                        kvs_dtype out_type, float *lse, kvs_error *err)
+{
+    attn_args a;
+    memset(&a, 0, sizeof a);
+    TRY(gather_q(d, q, q_type, 0, n, &a, err));
+    const merged m = {.out = out, .out_type = (int32_t)out_type, .lse = lse};
+    return exchange_nodes(d, n, &m, err);
+}
+
 static kvs_status attend_chunk(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how,
                                const void *q, kvs_dtype q_type, int32_t row0, int32_t n,
                                const merged *m, kvs_error *err)
@@ -334,8 +350,7 @@ static kvs_status attend_chunk(kvs_dcp *d, const kvs_cache *c, int32_t layer, kv
         merge_ranks(d, out_in, lse_in, n, m);
         return KVS_OK;
     }
-    return d->s.exchange == KVS_EXCHANGE_AG_RS ? exchange_ag_rs(d, n, m, err)
-                                               : exchange_a2a(d, n, m, err);
+    return exchange_nodes(d, n, m, err);
 }
 
 static kvs_status check_attend(const kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how,

@@ -176,6 +176,10 @@ void dcp_attn_run(kvs_dcp *d, attn_args *a);
 kvs_status dcp_attend_context(kvs_dcp *d, const kvs_cache *c, int32_t layer, const void *q,
                               kvs_dtype q_type, void *out, kvs_dtype out_type, float *lse,
                               kvs_error *err);
+/* What kvs_dcp_attend does besides the kernel, with dcp > 1: gathers the queries of n <= chunk_rows rows, then
+ * exchanges and merges what node_out and node_lse hold (ag_rs uses node_out up). For the bench. Collective. */
+kvs_status dcp_exchange(kvs_dcp *d, const void *q, kvs_dtype q_type, int32_t n, void *out,
+                        kvs_dtype out_type, float *lse, kvs_error *err);
 /* Bytes the group has sent so far, all operations. */
 uint64_t dcp_bytes_sent(const kvs_dcp *d);
 

@@ -27,7 +27,8 @@ prog prog_run_signal(const char *const *words, int sig, int ms);
 #define RUN(...)          prog_run(NULL, (const char *const[]){__VA_ARGS__, NULL})
 #define RUN_ENV(env, ...) prog_run((env), (const char *const[]){__VA_ARGS__, NULL})
 
-/* Exit code, a part of the last line on standard error (NULL: it is empty) that starts "kvspan: ". */
+/* Demands the exit code and a part of the last line on standard error, which starts "kvspan: ";
+ * NULL: that nothing was said there. Frees p. */
 void prog_expect(prog p, int code, const char *says);
 
 /* The content of a file, NULL where there is none. For free. */

@@ -1,0 +1,346 @@
+/* cli/bench_cmd.c - kvspan bench: a table for people, CSV, JSON. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "kvspan/bench.h"
+
+enum { MAX_LIST = 64 };
+
+typedef struct bench {
+    const kvs_options *o;
+    kvs_bench_config cfg;
+    int64_t value[8][MAX_LIST];
+    int32_t n_axis;
+    double invalid[MAX_LIST];
+    cli_progress bar;
+    cli_output csv, json;
+    json_t *rows;
+    bool to_stdout; /* CSV or JSON goes there: no table */
+    int n_row;
+} bench;
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static const char k_csv_head[] =
+    "case,op,variant,device,batch,q,heads,len,topk,dcp,invalid,kv,median_us,min_us,p90_us,graph_us,"
+    "gflops,gbytes,flop_per_s,byte_per_s,ceiling_kind,ceiling,share,check,err\n";
+
+/* A count that the op does not have is an empty field. */
+static void csv_count(FILE *f, int64_t v)
+{
+    if (v > 0) {
+        fprintf(f, "%" PRId64, v);
+    }
+    fputc(',', f);
+}
+
+static void csv_row(FILE *f, const kvs_bench_row *r)
+{
+    fprintf(f, "%s,%s,%s,%s,", r->name, r->op, r->variant, r->device);
+    csv_count(f, r->batch);
+    csv_count(f, r->q);
+    csv_count(f, r->heads);
+    csv_count(f, r->len);
+    csv_count(f, r->topk);
+    csv_count(f, r->dcp);
+    fprintf(f, "%g,%s,", r->invalid, r->kv);
+    fprintf(f, "%.3f,%.3f,%.3f,,", r->median_us, r->min_us, r->p90_us); /* graphs: devices only */
+    fprintf(f, "%.6g,%.6g,%.6g,%.6g,", r->gflop, r->gbyte, r->flop_per_s, r->byte_per_s);
+    fprintf(f, "%s,%.6g,%.4f,%s,%.4g\n", r->ceiling_kind, r->ceiling, r->share,
+            r->passed ? "pass" : "FAIL", r->err);
+}
+
+static void json_count(json_t *o, const char *key, int64_t v)
+{
+    json_object_set_new(o, key, v > 0 ? json_integer(v) : json_null());
+}
+
+static json_t *json_row(const kvs_bench_row *r)
+{
+    json_t *o = json_pack("{s:s, s:s, s:s, s:s}", "case", r->name, "op", r->op, "variant",
+                          r->variant, "device", r->device);
+    json_count(o, "batch", r->batch);
+    json_count(o, "q", r->q);
+    json_count(o, "heads", r->heads);
+    json_count(o, "len", r->len);
+    json_count(o, "topk", r->topk);
+    json_count(o, "dcp", r->dcp);
+    json_count(o, "threads", r->threads);
+    json_count(o, "reps", r->n_rep);
+    json_t *rest = json_pack(
+        "{s:f, s:s, s:f, s:f, s:f, s:n, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:s, s:f}", "invalid",
+        r->invalid, "kv", r->kv, "median_us", r->median_us, "min_us", r->min_us, "p90_us",
+        r->p90_us, "graph_us", "gflops", r->gflop, "gbytes", r->gbyte, "flop_per_s", r->flop_per_s,
+        "byte_per_s", r->byte_per_s, "ceiling_kind", r->ceiling_kind, "ceiling", r->ceiling,
+        "share", r->share, "check", r->passed ? "pass" : "FAIL", "err", r->err);
+    json_object_update(o, rest);
+    json_decref(rest);
+    return o;
+}
+
+static void table_count(int width, int64_t v)
+{
+    if (v > 0) {
+        printf(" %*" PRId64, width, v);
+    } else {
+        printf(" %*s", width, "-");
+    }
+}
+
+static void table_row(bench *b, const kvs_bench_row *r)
+{
+    if (b->n_row == 0) {
+        printf("%-8s %-18s %-10s %-10s %6s %3s %5s %8s %5s %3s %5s %11s %9s %9s  %-17s %s\n", "op",
+               "case", "variant", "kv", "batch", "q", "heads", "len", "topk", "dcp", "inval",
+               "median us", "Gflop/s", "Gbyte/s", "ceiling", "check");
+    }
+    printf("%-8s %-18s %-10s %-10s", r->op, r->name, r->variant, r->kv[0] != '\0' ? r->kv : "-");
+    table_count(6, r->batch);
+    table_count(3, r->q);
+    table_count(5, r->heads);
+    table_count(8, r->len);
+    table_count(5, r->topk);
+    table_count(3, r->dcp);
+    printf(" %5.3g %11.1f", r->invalid, r->median_us);
+    if (r->flop_per_s > 0.0) {
+        printf(" %9.1f", r->flop_per_s * 1e-9);
+    } else {
+        printf(" %9s", "-");
+    }
+    if (r->byte_per_s > 0.0) {
+        printf(" %9.2f", r->byte_per_s * 1e-9);
+    } else {
+        printf(" %9s", "-");
+    }
+    printf("  %4.0f %% %-10s %s\n", 100.0 * r->share, r->ceiling_kind, r->passed ? "pass" : "FAIL");
+    fflush(stdout);
+}
+
+static void on_row(void *ctx, const kvs_bench_row *r)
+{
+    bench *b = ctx;
+    cli_progress_wipe(&b->bar);
+    if (!b->to_stdout) {
+        table_row(b, r);
+    }
+    if (b->csv.f != NULL) {
+        csv_row(b->csv.f, r);
+    }
+    if (b->rows != NULL) {
+        json_array_append_new(b->rows, json_row(r));
+    }
+    b->n_row++;
+}
+
+static int on_progress(void *ctx, const char *what, int64_t done, int64_t total)
+{
+    bench *b = ctx;
+    cli_progress_step(&b->bar, what, done, total);
+    return cli_interrupted();
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static kvs_bench_axis axis_of(bench *b, const char *name)
+{
+    int64_t *v = b->value[b->n_axis++];
+    const int32_t n = kvs_options_count(b->o, name);
+    for (int32_t i = 0; i < n && i < MAX_LIST; i++) {
+        v[i] = kvs_options_int(b->o, name, i);
+    }
+    return (kvs_bench_axis){v, n < MAX_LIST ? n : MAX_LIST};
+}
+
+static kvs_bench_axis formats_of(bench *b)
+{
+    int64_t *v = b->value[b->n_axis++];
+    const int32_t n = kvs_options_count(b->o, "kv");
+    for (int32_t i = 0; i < n && i < MAX_LIST; i++) {
+        v[i] = cli_kv_of(kvs_options_text(b->o, "kv", i));
+    }
+    return (kvs_bench_axis){v, n < MAX_LIST ? n : MAX_LIST};
+}
+
+static bool given(const bench *b, const char *name)
+{
+    return kvs_options_source(b->o, name) != KVS_OPTION_DEFAULT;
+}
+
+static void fill_config(bench *b, const char *op)
+{
+    kvs_bench_config *c = &b->cfg;
+    *c = kvs_bench_config_default();
+    c->op = op;
+    c->batch = axis_of(b, "batch");
+    c->q = axis_of(b, "q");
+    c->heads = axis_of(b, "heads");
+    c->len = axis_of(b, "len");
+    c->topk = axis_of(b, "topk");
+    c->dcp = axis_of(b, "dcp");
+    c->threads = axis_of(b, "threads");
+    c->kv = formats_of(b);
+    c->n_invalid = kvs_options_count(b->o, "invalid");
+    for (int32_t i = 0; i < c->n_invalid && i < MAX_LIST; i++) {
+        b->invalid[i] = kvs_options_real(b->o, "invalid", i);
+    }
+    c->invalid = b->invalid;
+    /* what was not given stays 0, so that an op that has no use for it does not refuse a default */
+    c->interleave = given(b, "interleave") ? (int32_t)kvs_options_int(b->o, "interleave", 0) : 0;
+    if (given(b, "exchange")) {
+        c->exchange = strcmp(kvs_options_text(b->o, "exchange", 0), "ag_rs") == 0
+                          ? KVS_EXCHANGE_AG_RS
+                          : KVS_EXCHANGE_A2A;
+    }
+    c->timeout_ms = given(b, "timeout") ? (int32_t)(kvs_options_real(b->o, "timeout", 0) * 1e3) : 0;
+    c->reps = (int32_t)kvs_options_int(b->o, "reps", 0);
+    c->warm = kvs_options_flag(b->o, "warm");
+    c->pool_bytes = given(b, "pool") ? kvs_options_int(b->o, "pool", 0) : 0;
+    c->seed = (uint64_t)kvs_options_int(b->o, "seed", 0);
+    c->cpu = kvs_options_text(b->o, "cpu", 0);
+    c->kernels = kvs_options_text(b->o, "kernels", 0);
+    c->row = on_row;
+    c->progress = on_progress;
+    c->ctx = b;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static const kvs_bench_op *find_op(const char *name)
+{
+    for (int32_t i = 0; kvs_bench_ops(i) != NULL; i++) {
+        if (strcmp(name, kvs_bench_ops(i)->name) == 0) {
+            return kvs_bench_ops(i);
+        }
+    }
+    return NULL;
+}
+
+static int refuse_op(const char *name)
+{
+    if (strcmp(name, "decode") == 0 || strcmp(name, "prefill") == 0 || strcmp(name, "gemm") == 0) {
+        return cli_fail(CLI_USAGE,
+                        "bench %s: this version does not have it: see kvspan bench "
+                        "--help",
+                        name);
+    }
+    char known[128] = "";
+    for (int32_t i = 0; kvs_bench_ops(i) != NULL; i++) {
+        strncat(known, i > 0 ? ", " : "", sizeof known - strlen(known) - 1);
+        strncat(known, kvs_bench_ops(i)->name, sizeof known - strlen(known) - 1);
+    }
+    return cli_fail(CLI_USAGE, "no bench \"%.40s\": use %s", name, known);
+}
+
+static bool is_stdout(const char *path)
+{
+    return path != NULL && strcmp(path, "-") == 0;
+}
+
+static bool open_outputs(bench *b)
+{
+    const char *csv = kvs_options_text(b->o, "csv", 0);
+    const char *json = kvs_options_text(b->o, "json", 0);
+    b->to_stdout = is_stdout(csv) || is_stdout(json);
+    if (!cli_output_open(&b->csv, csv)) {
+        return false;
+    }
+    if (!cli_output_open(&b->json, json)) {
+        cli_output_drop(&b->csv);
+        return false;
+    }
+    if (b->csv.f != NULL) {
+        fputs(k_csv_head, b->csv.f);
+    }
+    b->rows = json != NULL ? json_array() : NULL;
+    return true;
+}
+
+/* Files appear also when a check failed: their rows say so. Not when the run broke off. */
+static int commit_outputs(bench *b, bool whole)
+{
+    int code = CLI_OK;
+    if (!whole) {
+        cli_output_drop(&b->csv);
+        cli_output_drop(&b->json);
+    } else {
+        if (b->json.f != NULL) {
+            json_t *root = json_pack("{s:O}", "rows", b->rows);
+            json_dumpf(root, b->json.f, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+            fputc('\n', b->json.f);
+            json_decref(root);
+        }
+        code = cli_output_commit(&b->csv);
+        const int second = cli_output_commit(&b->json);
+        code = code != CLI_OK ? code : second;
+    }
+    json_decref(b->rows);
+    return code;
+}
+
+static int code_of(kvs_status st)
+{
+    return st == KVS_INVALID || st == KVS_LIMIT || st == KVS_UNSUPPORTED ? CLI_USAGE
+           : st == KVS_CANCELLED                                         ? CLI_INTERRUPTED
+                                                                         : CLI_FAILED;
+}
+
+static int run(bench *b, const char *op)
+{
+    fill_config(b, op);
+    if (!open_outputs(b)) {
+        return CLI_FAILED;
+    }
+    cli_catch_interrupt();
+    cli_progress_begin(&b->bar);
+    kvs_error err;
+    const kvs_status st = kvs_bench_run(&b->cfg, &err);
+    cli_progress_wipe(&b->bar);
+    const bool whole = st >= 0 || (st == KVS_INTERNAL && b->n_row > 0);
+    const int code = commit_outputs(b, whole);
+    return st < 0 ? cli_fail_error(code_of(st), &err) : code;
+}
+
+static void about_text(char *text, size_t cap)
+{
+    size_t n = (size_t)snprintf(
+        text, cap,
+        "Times kernels on random data beside the ceilings of this machine, measured just before,\n"
+        "and checks a sample of the results. Without OP: a short case of each. Without options an\n"
+        "op has a grid of its own, which takes under a minute. Lists make a grid:\n"
+        "--heads 1,3,8,16 --threads 1,2. An option that an op does not use is refused.\n\n");
+    for (int32_t i = 0; kvs_bench_ops(i) != NULL && n < cap; i++) {
+        n += (size_t)snprintf(text + n, cap - n, "  %-9s %s\n", kvs_bench_ops(i)->name,
+                              kvs_bench_ops(i)->about);
+    }
+}
+
+int cli_bench(int argc, char **argv)
+{
+    char about[4096];
+    about_text(about, sizeof about);
+    kvs_options *o = NULL;
+    int code = cli_options(&o, "bench", argc, argv, "kvspan bench [OP] [options]", about);
+    if (code >= 0) {
+        return code;
+    }
+    const char *op = kvs_options_n_arg(o) > 0 ? kvs_options_arg(o, 0) : NULL;
+    code = cli_no_more_args(o, "bench", 1);
+    if (code < 0 && op != NULL && find_op(op) == NULL) {
+        code = refuse_op(op);
+    }
+    if (code < 0) {
+        bench *b = calloc(1, sizeof *b);
+        if (b == NULL) {
+            code = cli_fail(CLI_FAILED, "no memory for the bench");
+        } else {
+            b->o = o;
+            code = run(b, op);
+        }
+        free(b);
+    }
+    kvs_options_free(o);
+    return code;
+}
