@@ -30,6 +30,7 @@ static const kern_variant g_variants[] = {
     {KERN_OP_topk, "avx512", CPU_NEED_AVX512, topk_apply_avx512},
     {KERN_OP_topk_merge, "avx2", CPU_NEED_AVX2, topk_merge_apply_avx2},
     {KERN_OP_topk_merge, "avx512", CPU_NEED_AVX512, topk_merge_apply_avx512},
+    {KERN_OP_localise, "avx2", CPU_NEED_AVX2, localise_apply_avx2},
     {KERN_OP_index_quant, "avx2", CPU_NEED_AVX2, index_quant_apply_avx2},
     {KERN_OP_index_quant, "avx512", CPU_NEED_AVX512, index_quant_apply_avx512},
     {KERN_OP_kv_write, "avx2", CPU_NEED_AVX2, kv_write_apply_avx2},

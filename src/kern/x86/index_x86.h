@@ -27,5 +27,6 @@ void gather_apply_avx2(kern_table *t);
 void INDEX_X86_AVX512(gather_apply)(kern_table *t);
 void index_quant_apply_avx2(kern_table *t);
 void INDEX_X86_AVX512(index_quant_apply)(kern_table *t);
+void localise_apply_avx2(kern_table *t);
 
 #endif

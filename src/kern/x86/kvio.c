@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <xmmintrin.h>
 
 #include "base/pool.h"
 #include "kern/x86/kvio_x86.h"
@@ -183,6 +184,9 @@ static void gather_task(void *ctx, int64_t i_task, int i_worker)
         } else {
             j->isa->read_row(a->fmt, a->k_scale, row, a->out_type, out);
         }
+    }
+    if (j->stream) {
+        _mm_sfence(); /* before another thread is told that the rows are there */
     }
     atomic_fetch_add_explicit(&j->n_bad, n_bad, memory_order_relaxed);
 }

@@ -503,7 +503,6 @@ static void kvio_stream(void *out, const void *from, int64_t bytes)
     for (int64_t i = 0; i < bytes; i += 4 * L) {
         vi_stream(to + i, vi_loadu((const uint8_t *)from + i));
     }
-    _mm_sfence();
 }
 
 /* ---- ops ------------------------------------------------------------------------------------------ */

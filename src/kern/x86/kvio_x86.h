@@ -32,7 +32,8 @@ typedef struct kvio_isa {
     void (*write_keys)(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, kv_count *count);
     /* The 576 values of a row as out_type. */
     void (*read_row)(int32_t fmt, float k_scale, const uint8_t *row, int32_t out_type, void *out);
-    /* Copies `bytes` (a multiple of 64) to a place aligned to 64, past the caches. */
+    /* Copies `bytes` (a multiple of 64) to a place aligned to 64, past the caches. The caller
+     * fences. */
     void (*stream)(void *out, const void *from, int64_t bytes);
     /* 128 values of in_type -> e4m3, returning the scale (scale_index); NaN are added to *n_nan. */
     float (*quant_head)(const void *x, int32_t in_type, uint8_t *q8, uint64_t *n_nan);
