@@ -15,15 +15,20 @@
 #include "kern/ref/ref.h"
 #include "kern/x86/attn_x86.h"
 #include "kern/x86/index_x86.h"
+#include "kern/x86/merge_x86.h"
 
 static const kern_variant g_variants[] = {
 #define KERN_REF_VARIANT(op) {KERN_OP_##op, "ref", 0, ref_apply_##op},
     KERN_OP_LIST(KERN_REF_VARIANT)
 #undef KERN_REF_VARIANT
 #ifdef __x86_64__
-        {KERN_OP_attn, "avx2", CPU_NEED_AVX2, attn_apply_avx2},
+    {KERN_OP_attn, "avx2", CPU_NEED_AVX2, attn_apply_avx2},
     {KERN_OP_attn, "avx512", CPU_NEED_AVX512, attn_apply_avx512},
     {KERN_OP_attn, "avx512bf16", CPU_NEED_AVX512BF16, attn_apply_avx512bf16},
+    {KERN_OP_merge, "avx2", CPU_NEED_AVX2, merge_apply_avx2},
+    {KERN_OP_merge, "avx512", CPU_NEED_AVX512, merge_apply_avx512},
+    {KERN_OP_quant_q, "avx2", CPU_NEED_AVX2, quant_q_apply_avx2},
+    {KERN_OP_quant_q, "avx512", CPU_NEED_AVX512, quant_q_apply_avx512},
     {KERN_OP_index_score, "avx2", CPU_NEED_AVX2, index_score_apply_avx2},
     {KERN_OP_index_score, "avx512bf16", CPU_NEED_AVX512BF16, index_score_apply_avx512},
     {KERN_OP_topk, "avx2", CPU_NEED_AVX2, topk_apply_avx2},

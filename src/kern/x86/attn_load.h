@@ -152,15 +152,6 @@ static void cut_tile(attn_work *w, int32_t n)
 
 #else
 
-/* x rounded to bf16, nearest even; NaN stays NaN. */
-SIMD_FN vf round_bf16(vf x)
-{
-    const vi u = vi_of_vf(x);
-    const vi odd = vi_and(vi_srl(u, 16), vi_set1(1));
-    const vi r = vi_and(vi_add(vi_add(u, odd), vi_set1(0x7fff)), vi_set1((int32_t)0xffff0000u));
-    return vf_select(vm_nan(x), x, vf_of_vi(r));
-}
-
 /* n e4m3 codes, n a multiple of 32, times s. */
 SIMD_FN void load_codes(const uint8_t *p, int32_t n, float s, float *out)
 {
@@ -176,7 +167,7 @@ SIMD_FN void load_codes(const uint8_t *p, int32_t n, float s, float *out)
     const vf scale = vf_set1(s);
     for (int32_t i = 0; i < n; i += L) {
         const vf x = vf_mul(vf_mul(vf_loadu_e4m3(p + i, 1), c), scale);
-        vf_store(out + i, round_bf16(x));
+        vf_store(out + i, vf_round_bf16(x));
     }
 }
 

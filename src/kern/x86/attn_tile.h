@@ -16,6 +16,7 @@ enum {
     N_STEP = ATTN_BF16 ? KVS_ROW_DIM / 2 : KVS_ROW_DIM,
     K_STRIDE = ATTN_BF16 ? ATTN_BF16_STRIDE : ATTN_F32_STRIDE,
     V_STRIDE = ATTN_BF16 ? ATTN_PAIR_STRIDE : ATTN_F32_STRIDE,
+    N_PART = 9, /* of a score's chain, a prefetch step after each */
     CHUNK = ATTN_CHUNK,
     N_ACC = SIMD_LANES == 16 ? 24 : 12, /* accumulators: what the registers hold beside q or P */
     VDIM = KVS_LATENT_DIM
@@ -33,11 +34,14 @@ typedef vf cell;
 #define cell_mul_add(acc, a, b) vf_fma(a, b, acc)
 #endif
 
-/* Asks for some lines of the next tile. */
-static void prefetch_step(attn_prefetch *f)
+/* Asks for the lines of the next tile that n products of a vector buy: evenly spread, they arrive in the
+ * shadow of the products, in bursts they would delay the loads of this tile. */
+SIMD_FN void prefetch_step(attn_prefetch *f, int64_t n)
 {
-    for (int32_t i = 0; i < f->per_step && f->i_row < f->n_row; i++) {
-        _mm_prefetch((const char *)f->row[f->i_row] + 64 * f->i_line, _MM_HINT_T0);
+    f->credit += n * f->rate;
+    while (f->credit >= 0 && f->i_row < f->n_row) {
+        f->credit -= ATTN_PREFETCH_LINE;
+        _mm_prefetch((const char *)f->row[f->i_row] + 64 * f->i_line, _MM_HINT_T1);
         if (++f->i_line == f->n_line) {
             f->i_line = 0;
             f->i_row++;
@@ -46,7 +50,8 @@ static void prefetch_step(attn_prefetch *f)
 }
 
 /* Scores of nk keys for nv vectors: s[v][key] = k[key] . q[v]. */
-SIMD_FN void score_group(const int nk, const int nv, const float *q, const float *k, float *s)
+SIMD_FN void score_group(const int nk, const int nv, const float *q, const float *k, float *s,
+                         attn_prefetch *f)
 {
     vf acc[N_ACC][CHUNK];
     SIMD_UNROLL
@@ -56,20 +61,25 @@ SIMD_FN void score_group(const int nk, const int nv, const float *q, const float
             acc[i][v] = vf_zero();
         }
     }
-    for (int t = 0; t < N_STEP; t++) {
-        cell x[CHUNK];
-        SIMD_UNROLL
-        for (int v = 0; v < nv; v++) {
-            x[v] = cell_load(q + (v * N_STEP + t) * L);
-        }
-        SIMD_UNROLL
-        for (int i = 0; i < nk; i++) {
-            const cell b = cell_bcast(k + i * K_STRIDE + t);
+    for (int part = 0; part < N_PART; part++) {
+        for (int t = 0; t < N_STEP / N_PART; t++) {
+            cell x[CHUNK];
             SIMD_UNROLL
             for (int v = 0; v < nv; v++) {
-                acc[i][v] = cell_mul_add(acc[i][v], b, x[v]);
+                x[v] = cell_load(q + v * N_STEP * L);
             }
+            SIMD_UNROLL
+            for (int i = 0; i < nk; i++) {
+                const cell b = cell_bcast(k + i * K_STRIDE);
+                SIMD_UNROLL
+                for (int v = 0; v < nv; v++) {
+                    acc[i][v] = cell_mul_add(acc[i][v], b, x[v]);
+                }
+            }
+            q += L;
+            k++;
         }
+        prefetch_step(f, nk * nv * (N_STEP / N_PART));
     }
     SIMD_UNROLL
     for (int i = 0; i < nk; i++) {
@@ -82,11 +92,11 @@ SIMD_FN void score_group(const int nk, const int nv, const float *q, const float
 
 #define SCORE_CASE(nk, nv)                                                                         \
     case nk:                                                                                       \
-        score_group(nk, nv, q, k, s);                                                              \
+        score_group(nk, nv, q, k, s, f);                                                           \
         break;
 
 static __attribute__((noinline)) void score_two(int32_t nk, const float *q, const float *k,
-                                                float *s)
+                                                float *s, attn_prefetch *f)
 {
     switch (nk) {
         SCORE_CASE(2, 2)
@@ -103,7 +113,7 @@ static __attribute__((noinline)) void score_two(int32_t nk, const float *q, cons
 }
 
 static __attribute__((noinline)) void score_one(int32_t nk, const float *q, const float *k,
-                                                float *s)
+                                                float *s, attn_prefetch *f)
 {
     switch (nk) {
         SCORE_CASE(2, 1)
@@ -137,11 +147,10 @@ static void score(attn_work *w, int32_t n, int32_t v0, int32_t nv)
         const int32_t nk = 2 * (n_two * (g + 1) / n_group) - i;
         const float *k = w->k + (int64_t)i * K_STRIDE;
         if (nv == CHUNK) {
-            score_two(nk, q, k, w->s + i * L);
+            score_two(nk, q, k, w->s + i * L, &w->next);
         } else {
-            score_one(nk, q, k, w->s + i * L);
+            score_one(nk, q, k, w->s + i * L, &w->next);
         }
-        prefetch_step(&w->next);
     }
 }
 
@@ -279,7 +288,7 @@ static __attribute__((noinline)) void sum_two(const sum_job *j, attn_prefetch *f
     int32_t r = 0;
     for (; r + NR <= VDIM; r += NR) {
         sum_group(NR, 2, j, r);
-        prefetch_step(f);
+        prefetch_step(f, (int64_t)NR * 2 * j->n);
     }
     sum_group(VDIM % NR, 2, j, r);
 }
@@ -290,7 +299,7 @@ static __attribute__((noinline)) void sum_one(const sum_job *j, attn_prefetch *f
     int32_t r = 0;
     for (; r + NR <= VDIM; r += NR) {
         sum_group(NR, 1, j, r);
-        prefetch_step(f);
+        prefetch_step(f, (int64_t)NR * j->n);
     }
     sum_group(VDIM % NR, 1, j, r);
 }
@@ -322,12 +331,10 @@ static void apply(attn_work *w, int32_t n, int32_t from, int32_t to)
     }
 }
 
-static int32_t n_prefetch(int32_t n, int32_t n_vec)
+static int64_t n_product(int32_t n, int32_t n_vec)
 {
-    const int32_t n_two = (n + 1) / 2;
-    const int32_t of_two = (4 * n_two + N_ACC - 1) / N_ACC + VDIM / (N_ACC / 2);
-    const int32_t of_one = (2 * n_two + N_ACC - 1) / N_ACC + VDIM / N_ACC;
-    return n_vec / CHUNK * of_two + n_vec % CHUNK * of_one;
+    const int64_t n_two = (n + 1) / 2;
+    return n_vec * (2 * n_two * N_STEP + VDIM * (ATTN_BF16 ? n_two : n));
 }
 
 #endif

@@ -224,6 +224,17 @@ static int32_t lines_of_row(int32_t fmt)
     return fmt == KVS_KV_FP8_DS_MLA ? 11 : lines[fmt];
 }
 
+/* All lines of the next tile by the time that n keys of this one are done. */
+static void prefetch_set(attn_work *w, const attn_isa *isa, const key_tile *next, int32_t n)
+{
+    const int32_t n_line = lines_of_row(w->a->fmt);
+    w->next = (attn_prefetch){.row = next->row,
+                              .n_row = next->n,
+                              .n_line = n_line,
+                              .rate = next->n * n_line * ATTN_PREFETCH_LINE /
+                                      isa->n_product(n, w->n_vec)};
+}
+
 /* The current segment of the walk into `node`; the walk stands behind it then. */
 static void segment_run(worker *wk, const attn_isa *isa, float *node)
 {
@@ -241,12 +252,7 @@ static void segment_run(worker *wk, const attn_isa *isa, float *node)
         if (t->n == 0 || t->i_lane != i_lane) {
             break;
         }
-        const int32_t n_line = lines_of_row(w->a->fmt);
-        const int32_t n_step = isa->n_prefetch(t->n, w->n_vec);
-        w->next = (attn_prefetch){.row = next->row,
-                                  .n_row = next->n,
-                                  .n_line = n_line,
-                                  .per_step = (next->n * n_line + n_step - 1) / n_step};
+        prefetch_set(w, isa, next, t->n);
         isa->load_tile(w, t->row, t->n);
         w->stats.n_fetched += (uint64_t)t->n;
         if (t->whole) {

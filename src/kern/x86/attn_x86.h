@@ -32,14 +32,16 @@ enum {
     ATTN_PAIR_STRIDE = 528 /* cells between pairs of keys in v             */
 };
 
-/* The rows of the tile after this one, fetched into the cache a few lines at each step of the work. */
+/* The rows of the tile after this one, fetched into the cache line by line as the work goes on. */
 typedef struct attn_prefetch {
     const uint8_t *const *row;
     int32_t n_row;
-    int32_t n_line;   /* lines of a row                */
-    int32_t per_step; /* lines to ask for at each step */
-    int32_t i_row, i_line;
+    int32_t n_line;        /* lines of a row                                     */
+    int32_t i_row, i_line; /* the next line                                      */
+    int64_t rate, credit;  /* what a product earns, of ATTN_PREFETCH_LINE a line */
 } attn_prefetch;
+
+#define ATTN_PREFETCH_LINE (INT64_C(1) << 24)
 
 /* One worker's state: the block, the segment and the tile it works on. */
 typedef struct attn_work {
@@ -77,8 +79,8 @@ typedef struct attn_isa {
     void (*apply)(attn_work *w, int32_t n, int32_t from, int32_t to);
     /* Makes the tile one of n keys: what belongs to key n and is multiplied with key n - 1 becomes 0. */
     void (*cut_tile)(attn_work *w, int32_t n);
-    /* How many steps of prefetch `apply` makes for n keys and n_vec vectors. */
-    int32_t (*n_prefetch)(int32_t n, int32_t n_vec);
+    /* Products of one vector that `apply` computes for n keys and n_vec vectors. */
+    int64_t (*n_product)(int32_t n, int32_t n_vec);
     /* Sums of the segment -> normalised results and lse, in w->node. */
     void (*finish)(attn_work *w);
     /* Node a = node(a, b) for vectors [v0, v1) of n_vec. */

@@ -127,8 +127,8 @@ static void pack_row(const score_job *j, const score_work *w, int64_t row, int64
 }
 
 /* Unpacks local indices [l, l + n), l at the start of a page; bit p of the result: page p is bad. */
-static uint32_t unpack_chunk(const score_job *j, const score_work *w, const int32_t *table, int64_t l,
-                             int64_t n)
+static uint32_t unpack_chunk(const score_job *j, const score_work *w, const int32_t *table,
+                             int64_t l, int64_t n)
 {
     const index_score_args *a = j->a;
     uint32_t bad = 0;

@@ -47,8 +47,7 @@ static void score_unpack(const uint8_t *code, int64_t n, float *cell)
         SIMD_UNROLL
         for (int i = 0; i < KVS_INDEX_DIM; i += 32) {
             const vw x = vw_loadu_i8(code + i);
-            const vw normal =
-                vw_add(vi_and(vw_sll4(x), vw_set1(0x07F0)), vw_set1(120 << 7));
+            const vw normal = vw_add(vi_and(vw_sll4(x), vw_set1(0x07F0)), vw_set1(120 << 7));
             const vw mag = vw_lookup8_where_clear(x, vw_set1(0x78), table, normal);
             vi_storeu(out + i, vw_merge_bits(vw_set1((int16_t)0x8000), x, mag));
         }
@@ -63,10 +62,10 @@ SIMD_FN void sums_of(const score_panel *p, const float *key, int32_t n, const in
     }
 }
 
-#define SCORE_SUMS(nz, nk, pairs)                                                                   \
-    static void sums_##nz##_##pairs(const score_panel *p, const float *key, int32_t n, float *sum)  \
+#define SCORE_SUMS(nz, nk, pairs)                                                                  \
+    static void sums_##nz##_##pairs(const score_panel *p, const float *key, int32_t n, float *sum) \
     {                                                                                              \
-        sums_of(p, key, n, nz, nk, pairs, sum);                                                     \
+        sums_of(p, key, n, nz, nk, pairs, sum);                                                    \
     }
 SCORE_SUMS(1, 24, 0)
 SCORE_SUMS(2, 12, 0)

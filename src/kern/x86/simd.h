@@ -64,6 +64,23 @@ SIMD_FN int vm_any(vm m)
     return vm_bits(m) != 0;
 }
 
+/* bf16_round of num/fmt.h: nearest even; a NaN keeps sign and upper payload and becomes quiet. */
+SIMD_FN vf vf_round_bf16(vf x)
+{
+    const vi u = vi_of_vf(x);
+    const vi odd = vi_and(vi_srl(u, 16), vi_set1(1));
+    const vi upper = vi_set1((int32_t)0xffff0000u);
+    const vi near = vi_and(vi_add(vi_add(u, odd), vi_set1(0x7fff)), upper);
+    const vi quiet = vi_and(vi_or(u, vi_set1(0x00400000)), upper);
+    return vf_select(vm_nan(x), vf_of_vi(quiet), vf_of_vi(near));
+}
+
+/* SIMD_LANES bf16, rounded so. */
+SIMD_FN void vf_storeu_bf16(void *p, vf x)
+{
+    vi_storeu_upper(p, vi_of_vf(vf_round_bf16(x)));
+}
+
 /* kexp for x <= 0 or NaN; the same bits as kexp there. */
 SIMD_FN vf vf_exp_neg(vf x)
 {

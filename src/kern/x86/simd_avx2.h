@@ -196,6 +196,14 @@ SIMD_FN vi vi_sra(vi a, int n)
     return _mm256_srai_epi32(a, n);
 }
 
+/* Stores 8 words: the upper half of each lane. */
+SIMD_FN void vi_storeu_upper(void *p, vi x)
+{
+    const __m256i w = _mm256_srli_epi32(x, 16);
+    _mm_storeu_si128(p,
+                     _mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+
 /* 8 bf16 in memory, widened. */
 SIMD_FN vf vf_loadu_bf16(const void *p)
 {

@@ -206,6 +206,12 @@ SIMD_FN vi vi_sra(vi a, int n)
     return _mm512_srai_epi32(a, (unsigned)n);
 }
 
+/* Stores 16 words: the upper half of each lane. */
+SIMD_FN void vi_storeu_upper(void *p, vi x)
+{
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 16)));
+}
+
 /* 16 bf16 in memory, widened. */
 SIMD_FN vf vf_loadu_bf16(const void *p)
 {

@@ -252,6 +252,18 @@ SIMD_FN vi vi_sra(vi a, int n)
     return vi_pair(_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n));
 }
 
+/* 16 lanes of bits < 2^16 to 16 words in order. */
+SIMD_FN __m256i narrow16(__m256i lo, __m256i hi)
+{
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
+}
+
+/* Stores 16 words: the upper half of each lane. */
+SIMD_FN void vi_storeu_upper(void *p, vi x)
+{
+    _mm256_storeu_si256(p, narrow16(_mm256_srli_epi32(x.lo, 16), _mm256_srli_epi32(x.hi, 16)));
+}
+
 /* 8 bf16, widened. */
 SIMD_FN __m256 widen8(__m128i w)
 {
@@ -385,12 +397,6 @@ SIMD_FN vi vi_pair_bf16(vf lo, vf hi)
     const __m256i b = _mm256_slli_epi32(round_bf16_8(hi.hi), 16);
     return vi_pair(_mm256_or_si256(round_bf16_8(lo.lo), a),
                    _mm256_or_si256(round_bf16_8(lo.hi), b));
-}
-
-/* 16 lanes of bits < 2^16 to 16 words in order. */
-SIMD_FN __m256i narrow16(__m256i lo, __m256i hi)
-{
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
 }
 
 /* Words 0-15: lo rounded to bf16 (as above), words 16-31: hi. */

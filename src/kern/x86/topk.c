@@ -21,10 +21,10 @@
 #include "num/fmt.h"
 
 enum {
-    PIECE = 131072,     /* columns: half a MiB of scores             */
-    MIN_CAP = 4096,     /* of the buffer                             */
+    PIECE = 131072, /* columns: half a MiB of scores             */
+    MIN_CAP = 4096, /* of the buffer                             */
     MIN_GROUP = 256,
-    MIN_PART = 32768    /* columns of a row that is cut over workers */
+    MIN_PART = 32768 /* columns of a row that is cut over workers */
 };
 
 static int64_t min64(int64_t a, int64_t b)
@@ -113,7 +113,8 @@ topk_cut topk_cut_find(const topk_isa *isa, float *v, int64_t n, int64_t k, int6
         int64_t lo = topk_key(least);
         int64_t hi = (int64_t)topk_key(most) + 1;
         c.key = (int32_t)lo;
-        for (int step = 0; hi - lo > 1 && c.n_ge > k + slack && (step < STEPS || n <= FEW); step++) {
+        for (int step = 0; hi - lo > 1 && c.n_ge > k + slack && (step < STEPS || n <= FEW);
+             step++) {
             int64_t mid = lo + (hi - lo) / 2;
             if (step % 2 == 0) {
                 const double part = (double)(c.n_ge - k) / (double)(c.n_ge - c.n_above);
@@ -291,8 +292,7 @@ static size_t part_bytes(const topk_args *a, int64_t n_part)
         return 0;
     }
     const size_t n = (size_t)a->n_row * (size_t)n_part;
-    return topk_align64(n * sizeof(int64_t)) +
-           2 * topk_align64(n * (size_t)a->k * sizeof(float));
+    return topk_align64(n * sizeof(int64_t)) + 2 * topk_align64(n * (size_t)a->k * sizeof(float));
 }
 
 size_t topk_scratch_x86(const topk_args *a, const dev_queue *q)

@@ -60,7 +60,8 @@ static void group_run4(float *group, const float *score, int64_t stride, int64_t
     }
 }
 
-static void topk_group_max(float *group, int64_t n_group, const float *score, int64_t n, uint32_t seed)
+static void topk_group_max(float *group, int64_t n_group, const float *score, int64_t n,
+                           uint32_t seed)
 {
     for (int64_t at = 0; at + W <= n; seed++) {
         const uint32_t h = topk_hash(seed);

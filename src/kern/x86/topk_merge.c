@@ -48,7 +48,8 @@ static int64_t spare_len(const topk_merge_args *a)
 
 static size_t worker_bytes(const topk_merge_args *a)
 {
-    return 3 * array_bytes(merge_cap(a)) + array_bytes(spare_len(a)) + array_bytes(topk_n_group(a->k)) +
+    return 3 * array_bytes(merge_cap(a)) + array_bytes(spare_len(a)) +
+           array_bytes(topk_n_group(a->k)) +
            topk_align64((size_t)(a->n_list + 1) * sizeof(int64_t));
 }
 
@@ -119,8 +120,7 @@ static void state_collect(merge_state *s)
             isa->group_max(s->group, s->j->n_group, list_scores(s, l), list_len(a, s->row, l),
                            (uint32_t)l);
         }
-        const topk_cut c =
-            topk_cut_find(isa, s->group, s->j->n_group, a->k, a->k / 16, s->clean);
+        const topk_cut c = topk_cut_find(isa, s->group, s->j->n_group, a->k, a->k / 16, s->clean);
         floor = c.key > floor ? c.key : floor;
     }
     int64_t base = 0;

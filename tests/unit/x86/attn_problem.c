@@ -55,12 +55,15 @@ static double e4m3(uint8_t c)
     return (c & 0x7f) == 0x7f ? NAN : c & 0x80 ? -mag : mag;
 }
 
-/* Nearest even with 8 significant bits. */
+/* Rounded to float, then to 8 significant bits or the last place of bf16's subnormals, nearest even. */
 static double to_bf16(double x)
 {
+    const double y = (double)(float)x;
     int e = 0;
-    const double m = frexp((double)(float)x, &e);
-    return isfinite(x) ? ldexp(nearbyint(ldexp(m, 8)), e - 8) : x;
+    frexp(y, &e);
+    const int last = e - 8 > -133 ? e - 8 : -133;
+    const double r = ldexp(nearbyint(ldexp(y, -last)), last);
+    return isfinite(y) ? (fabs(r) < 0x1p128 ? r : copysign(INFINITY, r)) : y;
 }
 
 /* Uniform with variance 1: as good as a normal here, and cheaper. */

@@ -143,6 +143,36 @@ static void bf16_widen(void **state)
     }
 }
 
+/* Every 251st bit pattern, and each upper half with the ties and their neighbours below it. */
+static void bf16_round_all(void **state)
+{
+    (void)state;
+    const uint32_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    uint64_t u = 0;
+    for (uint64_t k = 0; k < (UINT64_C(1) << 32) / 251 + 6 * 65536; k += L) {
+        _Alignas(64) float x[L];
+        _Alignas(64) float y[L];
+        uint16_t w[L + 1];
+        for (uint64_t i = 0; i < L; i++) {
+            const uint64_t n = k + i;
+            const uint32_t at = n < 6 * 65536 ? (uint32_t)(n / 6) << 16 | low[n % 6] : (uint32_t)u;
+            u += n < 6 * 65536 ? 0 : 251;
+            x[i] = f32_from_bits(at);
+        }
+        vf_store(y, vf_round_bf16(vf_load(x)));
+        w[L] = 0x1234;
+        vf_storeu_bf16(w, vf_load(x));
+        for (int i = 0; i < L; i++) {
+            const bf16 want = bf16_from_f32(x[i]);
+            if (w[i] != want.bits || bits(y[i]) != (uint32_t)want.bits << 16) {
+                fail_msg("bf16 of %08x: %04x, %08x, want %04x", bits(x[i]), w[i], bits(y[i]),
+                         want.bits);
+            }
+        }
+        assert_int_equal(w[L], 0x1234);
+    }
+}
+
 static void masks_and_transpose(void **state)
 {
     (void)state;
@@ -278,6 +308,7 @@ void SIMD_CASES(void)
     node_bits(NULL);
     e4m3_all_codes(NULL);
     bf16_widen(NULL);
+    bf16_round_all(NULL);
     masks_and_transpose(NULL);
 #if SIMD_LANES == 16
     dot_of_pairs(NULL);

@@ -125,9 +125,9 @@ static void need_same(const char *what, const attn_args *a, const result *x, con
 }
 
 /* Values, counters, and the same bits for 1, 2 and 5 workers. */
-static void check_problem(const variant *v, problem_spec spec)
+static void check_made(const variant *v, problem p)
 {
-    problem p = problem_make(spec);
+    const problem_spec spec = p.spec;
     const bool pairs = v->p_unit > 0.0 && spec.fmt != KVS_KV_F32;
     result r = run_args(v, p.a, 1);
     uint64_t n_key = 0;
@@ -158,6 +158,11 @@ static void check_problem(const variant *v, problem_spec spec)
     }
     result_free(&r);
     problem_free(&p);
+}
+
+static void check_problem(const variant *v, problem_spec spec)
+{
+    check_made(v, problem_make(spec));
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -233,6 +238,26 @@ static void values_of_segments(const variant *v)
     s.bad = 0.1;
     s.ragged = true;
     check_problem(v, s);
+}
+
+/* With several workers, 32 items are computed before they are folded: here the first 32 end behind the
+ * first segment of the first of three in a lane, the next behind some lanes of a block. */
+static void values_of_windows(const variant *v)
+{
+    problem p = problem_make((problem_spec){.fmt = KVS_KV_BF16,
+                                            .list = true,
+                                            .n_row = 8,
+                                            .n_head = 2,
+                                            .n_lane = 8,
+                                            .n_key = 2 * 2048 + 5 + 7 * 3,
+                                            .q_size = 0.2f,
+                                            .seed = 250});
+    for (int32_t i = 0; i < 8 * 8; i++) {
+        p.lane_count[i] = 3;
+    }
+    p.lane_count[3] = 0;
+    p.lane_count[4 * 8] = 2 * 2048 + 5;
+    check_made(v, p);
 }
 
 /* ---- the same bits --------------------------------------------------------------------------- */
@@ -379,46 +404,55 @@ static void shards(const variant *v)
 
 /* ---- what must not be ------------------------------------------------------------------------ */
 
-/* NaN in attended keys ruins their (row, head, segment) only, is counted, and never leaves the op; NaN in
- * a key that one row of a request attends and another does not ruins the first only. */
+/* NaN in one key of three rows of a request that attend 101, 100 and 104 keys: it ruins the rows that
+ * attend the key, in that lane, is counted, and never leaves the op; the others keep their bits. Key 102
+ * shares a pair of the product with the last key of the first row. */
+static void nan_key(const variant *v, int32_t fmt, int32_t key, uint64_t n_ruined)
+{
+    problem p = problem_make((problem_spec){.fmt = fmt,
+                                            .list = false,
+                                            .n_row = 3,
+                                            .n_head = 6,
+                                            .n_lane = 2,
+                                            .interleave = 1,
+                                            .n_key = 130,
+                                            .n_req = 1,
+                                            .q_size = 0.2f,
+                                            .seed = 500});
+    p.kv_len[0] = 101;
+    p.kv_len[1] = 100;
+    p.kv_len[2] = 104;
+    result before = run_args(v, p.a, 1);
+    const int64_t slot = p.table[key / 64] * 64 + key % 64;
+    uint8_t *at = p.kv + slot / 64 * p.a.page_stride + slot % 64 * p.a.row_stride;
+    memset(at, 0xff, 4); /* NaN in every format, value 0 */
+    result after = run_args(v, p.a, 2);
+    assert_int_equal(after.stats.n_nan, n_ruined * 6);
+    for (int32_t x = 0; x < 18; x++) {
+        const float *old = out_of(&before, &p.a, x / 6, x % 6);
+        const float *new = out_of(&after, &p.a, x / 6, x % 6);
+        for (int32_t d = 0; d < 512; d++) {
+            assert_true(isfinite(new[d]));
+        }
+        /* the other lane is whole, so every row has a result */
+        assert_true(isfinite(after.lse[x]));
+        if (p.kv_len[x / 6] > key) {
+            assert_true(before.lse[x] != after.lse[x]);
+        } else {
+            assert_true(before.lse[x] == after.lse[x]);
+            need_equal("not attended", old, new, 512);
+        }
+    }
+    result_free(&before);
+    result_free(&after);
+    problem_free(&p);
+}
+
 static void nan_keys(const variant *v)
 {
     for (size_t f = 0; f < UNIT_COUNT(g_formats); f++) {
-        problem p = problem_make((problem_spec){.fmt = g_formats[f],
-                                                .list = false,
-                                                .n_row = 3,
-                                                .n_head = 6,
-                                                .n_lane = 2,
-                                                .interleave = 1,
-                                                .n_key = 130,
-                                                .n_req = 1,
-                                                .q_size = 0.2f,
-                                                .seed = 500});
-        p.kv_len[0] = 101;
-        p.kv_len[1] = 104;
-        p.kv_len[2] = 100;
-        result before = run_args(v, p.a, 1);
-        const int64_t slot = p.table[100 / 64] * 64 + 100 % 64;
-        uint8_t *at = p.kv + slot / 64 * p.a.page_stride + slot % 64 * p.a.row_stride;
-        memset(at, 0xff, 4); /* NaN in every format, value 0 of key 100 */
-        result after = run_args(v, p.a, 2);
-        assert_int_equal(after.stats.n_nan, 2 * p.a.n_head);
-        for (int32_t h = 0; h < p.a.n_head; h++) {
-            need_equal("not attended", out_of(&before, &p.a, 2, h), out_of(&after, &p.a, 2, h),
-                       512);
-            for (int32_t i = 0; i < 3; i++) {
-                const float *out = out_of(&after, &p.a, i, h);
-                for (int32_t d = 0; d < 512; d++) {
-                    assert_true(isfinite(out[d]));
-                }
-                /* lane 1 is not touched, so the row has a result */
-                assert_true(isfinite(after.lse[i * p.a.n_head + h]));
-            }
-            assert_true(after.lse[h] != before.lse[h]);
-        }
-        result_free(&before);
-        result_free(&after);
-        problem_free(&p);
+        nan_key(v, g_formats[f], 100, 2);
+        nan_key(v, g_formats[f], 102, 1);
     }
 }
 
@@ -545,48 +579,41 @@ static void bounds_past_the_table(const variant *v)
     problem_free(&p);
 }
 
-/* Every e4m3 code of every tile, power-of-two scales from one end to the other, and odd ones. */
+/* One key is attended, so the result is its value: every e4m3 code under scales from one end to the
+ * other, powers of two and odd ones. The query is 0: no score overflows. */
 static void every_code(const variant *v)
 {
-    const int exps[] = {-126, -117, -100, -8, 0, 20, 60};
+    const int exps[] = {-126, -120, -117, -100, -8, 0, 60, 119, 120, 127};
     problem p = problem_make((problem_spec){.fmt = KVS_KV_FP8_DS_MLA,
                                             .list = true,
                                             .n_row = 1,
                                             .n_head = 1,
                                             .n_lane = 1,
                                             .n_key = 1,
-                                            .q_size = 0.2f,
+                                            .q_size = 0.0f,
                                             .seed = 901});
     uint8_t *at = p.kv + p.slots[0] / 64 * p.a.page_stride + p.slots[0] % 64 * p.a.row_stride;
-    memset(at + 528, 0, 128);
-    for (size_t e = 0; e < UNIT_COUNT(exps); e++) {
-        for (int odd = 0; odd < 2; odd++) {
-            for (int d = 0; d < 512; d++) {
-                at[d] = (uint8_t)(d * 5 + d / 256);
-                at[d] = (at[d] & 0x7f) == 0x7f ? 0x35 : at[d];
-            }
-            for (int t = 0; t < 4; t++) {
-                const float s = ldexpf(odd ? 1.7f : 1.0f, exps[(e + (size_t)t) % UNIT_COUNT(exps)]);
-                memcpy(at + 512 + 4 * t, &s, sizeof s);
-            }
-            result r = run_args(v, p.a, 1);
-            const float *out = out_of(&r, &p.a, 0, 0);
-            if (r.lse[0] > -INFINITY) { /* one key: the result is the value itself */
-                for (int32_t d = 0; d < 512; d++) {
-                    double want = problem_value(&p, p.slots[0], d);
-                    want = v->p_unit > 0.0 && fabs(want) < 0x1p-126 ? 0.0 : want;
-                    /* subnormal values of bf16 are no part of the contract of pair products */
-                    if (fabs(want) < 0x1p-126 && want != 0.0) {
-                        continue;
-                    }
-                    if ((double)out[d] != want) {
-                        fail_msg("%s: value %d, code %02x: %a, want %a", v->name, d, at[d],
-                                 (double)out[d], want);
-                    }
-                }
-            }
-            result_free(&r);
+    for (size_t e = 0; e < 2 * UNIT_COUNT(exps); e++) {
+        for (int t = 0; t < 4; t++) {
+            const float s =
+                ldexpf(e % 2 ? 1.7f : 1.0f, exps[(e / 2 + (size_t)t) % UNIT_COUNT(exps)]);
+            memcpy(at + 512 + 4 * t, &s, sizeof s);
         }
+        for (int32_t d = 0; d < 512; d++) {
+            at[d] = (uint8_t)(d * 5 + d / 256);
+            at[d] = isfinite(problem_value(&p, p.slots[0], d)) ? at[d] : 0x81;
+        }
+        result r = run_args(v, p.a, 1);
+        for (int32_t d = 0; d < 512; d++) {
+            double want = problem_value(&p, p.slots[0], d);
+            /* pair products read subnormal values as 0 */
+            want = v->p_unit > 0.0 && fabs(want) < 0x1p-126 ? 0.0 : want;
+            if ((double)out_of(&r, &p.a, 0, 0)[d] != want) {
+                fail_msg("%s: value %d, code %02x: %a, want %a", v->name, d, at[d],
+                         (double)out_of(&r, &p.a, 0, 0)[d], want);
+            }
+        }
+        result_free(&r);
     }
     problem_free(&p);
 }
@@ -633,6 +660,7 @@ static void for_variants(void (*fn)(const variant *v))
 CASE(values_of_lists)
 CASE(values_of_tables)
 CASE(values_of_segments)
+CASE(values_of_windows)
 CASE(company)
 CASE(shards)
 CASE(nan_keys)
@@ -648,6 +676,7 @@ int main(void)
         cmocka_unit_test(test_values_of_lists),
         cmocka_unit_test(test_values_of_tables),
         cmocka_unit_test(test_values_of_segments),
+        cmocka_unit_test(test_values_of_windows),
         cmocka_unit_test(test_company),
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_nan_keys),
