@@ -85,25 +85,28 @@ static void o_row(const scenario *s, const float *x, double *y)
 
 /* ---- oracles --------------------------------------------------------------------------------- */
 
+/* A request whose rows have been read: 576 values for each of its positions. */
+typedef struct o_req {
+    int32_t id;
+    const double *rows;
+} o_req;
+
 /* softmax attention of one (row, head) over positions ids[0..n); also the largest |value| met. */
-static void o_attend(const scenario *s, int32_t req_id, int64_t pos, int32_t head, const int32_t *ids,
+static void o_attend(const scenario *s, o_req req, int64_t pos, int32_t head, const int32_t *ids,
                      int32_t n, double *out, double *lse, double *vmax)
 {
     float x[576];
     double q[576];
-    data_query(s, req_id, pos, head, x);
+    data_query(s, req.id, pos, head, x);
     for (int i = 0; i < 576; i++) {
         q[i] = s->q_type == KVS_DTYPE_F32 && s->kv == KVS_KV_F32 ? (double)x[i]
                                                                  : o_bf16((double)x[i]);
     }
     double *score = malloc(((size_t)n + 1) * sizeof *score);
-    double *rows = malloc(((size_t)n + 1) * 576 * sizeof *rows);
     double top = -INFINITY;
     *vmax = 0;
     for (int32_t k = 0; k < n; k++) {
-        double *y = rows + (size_t)k * 576;
-        data_row(s, req_id, ids[k], x);
-        o_row(s, x, y);
+        const double *y = req.rows + (size_t)ids[k] * 576;
         double sum = 0;
         for (int i = 0; i < 576; i++) {
             sum += q[i] * y[i];
@@ -118,7 +121,7 @@ static void o_attend(const scenario *s, int32_t req_id, int64_t pos, int32_t hea
         const double p = exp(score[k] - top);
         l += p;
         for (int i = 0; i < 512; i++) {
-            out[i] += p * rows[(size_t)k * 576 + (size_t)i];
+            out[i] += p * req.rows[(size_t)ids[k] * 576 + (size_t)i];
         }
     }
     for (int i = 0; i < 512; i++) {
@@ -126,7 +129,6 @@ static void o_attend(const scenario *s, int32_t req_id, int64_t pos, int32_t hea
     }
     *lse = n > 0 ? top + log(l) : -INFINITY;
     free(score);
-    free(rows);
 }
 
 /* fp8: s = 2^ceil(log2(max(amax, 1e-4) / 448)); f32: as it is. */
@@ -181,14 +183,14 @@ static void o_scores(const scenario *s, int32_t req_id, int64_t pos, int64_t bou
 /* ---- comparison ------------------------------------------------------------------------------ */
 
 /* P in bf16 costs 2^-9 relative per term; everything else is f32. */
-static void check_row(const scenario *s, const outcome *o, int32_t row, int32_t req_id, int64_t pos,
+static void check_row(const scenario *s, const outcome *o, int32_t row, o_req req, int64_t pos,
                       const int32_t *ids, int32_t n)
 {
     for (int32_t h = 0; h < s->n_head; h += 5) {
         double out[512];
         double lse = 0;
         double vmax = 0;
-        o_attend(s, req_id, pos, h, ids, n, out, &lse, &vmax);
+        o_attend(s, req, pos, h, ids, n, out, &lse, &vmax);
         const float got = o->lse[row * s->n_head + h];
         if (n == 0) {
             assert_true(got == -(float)INFINITY);
@@ -247,6 +249,12 @@ static void check_all(const scenario *s, const outcome *o)
 {
     int32_t row = 0;
     for (int32_t i = 0; i < s->n_req; i++) {
+        double *rows = malloc((size_t)s->seq_len[i] * 576 * sizeof *rows);
+        for (int64_t t = 0; t < s->seq_len[i]; t++) {
+            float x[576];
+            data_row(s, s->req_id[i], t, x);
+            o_row(s, x, rows + t * 576);
+        }
         for (int32_t j = 0; j < s->q_len[i]; j++, row++) {
             const int64_t pos = s->seq_len[i] - s->q_len[i] + j;
             int32_t *ids = malloc((size_t)(pos + 1) * sizeof *ids);
@@ -260,9 +268,10 @@ static void check_all(const scenario *s, const outcome *o)
                     ids[n] = n;
                 }
             }
-            check_row(s, o, row, s->req_id[i], pos, ids, n);
+            check_row(s, o, row, (o_req){s->req_id[i], rows}, pos, ids, n);
             free(ids);
         }
+        free(rows);
     }
 }
 
