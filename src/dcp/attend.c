@@ -79,8 +79,9 @@ kvs_status dcp_write_index(kvs_dcp *d, kvs_cache *c, int32_t index_layer, const 
     return KVS_OK;
 }
 
-const void *dcp_q_typed(const kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t row0, int32_t n,
-                        int32_t heads, void *staging)
+/* The same without quantisation. */
+static const void *q_typed(const kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t row0, int32_t n,
+                           int32_t heads, void *staging)
 {
     int64_t width = (int64_t)heads * KVS_ROW_DIM;
     int64_t count = width * n;
@@ -100,6 +101,34 @@ const void *dcp_q_typed(const kvs_dcp *d, const void *q, kvs_dtype q_type, int64
     for (int64_t i = 0; i < count; i++)
         dst[i] = bf16_to_f32(src[i]);
     return dst;
+}
+
+dcp_query dcp_query_of(kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t row0, int32_t n,
+                       int32_t heads, void *to, void *spare)
+{
+    dcp_query r = {.q = NULL, .scale = NULL};
+    if (!d->s.q_fp8) {
+        r.q = q_typed(d, q, q_type, row0, n, heads, to);
+        return r;
+    }
+    /* the scales lie behind the values, so that one message carries both */
+    float *scale = (float *)(void *)((uint8_t *)to + (size_t)n * (size_t)heads * KVS_ROW_DIM *
+                                                        (size_t)d->elem_bytes);
+    quant_q_args qa = {
+        .n_row = n,
+        .n_head = heads,
+        .q = q_typed(d, q, q_type, row0, n, heads, spare),
+        .q_type = KVS_DTYPE_BF16,
+        .q_stride_row = (int64_t)heads * KVS_ROW_DIM,
+        .q_stride_head = KVS_ROW_DIM,
+        .rule = KVS_SCALE_POW2,
+        .q_out = to,
+        .scale = scale,
+    };
+    d->kern.quant_q(&qa, &d->queue);
+    r.q = to;
+    r.scale = scale;
+    return r;
 }
 
 void dcp_attn_args(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, int32_t row0,
@@ -153,33 +182,17 @@ static kvs_status gather_q(kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t 
     const dcp_setup *s = &d->s;
     size_t q_bytes = (size_t)n * (size_t)s->head_local * KVS_ROW_DIM * (size_t)d->elem_bytes;
     size_t scale_bytes = s->q_fp8 ? (size_t)n * (size_t)s->head_local * sizeof(float) : 0;
-    const void *mine = dcp_q_typed(d, q, q_type, row0, n, s->head_local, d->q_local);
-    if (s->q_fp8) {
-        /* the scales lie behind the values, so that one message carries both */
-        quant_q_args qa = {
-            .n_row = n,
-            .n_head = s->head_local,
-            .q = mine,
-            .q_type = KVS_DTYPE_BF16,
-            .q_stride_row = (int64_t)s->head_local * KVS_ROW_DIM,
-            .q_stride_head = KVS_ROW_DIM,
-            .rule = KVS_SCALE_POW2,
-            .q_out = d->q_full,
-            .scale = (float *)((uint8_t *)d->q_full + q_bytes),
-        };
-        d->kern.quant_q(&qa, &d->queue);
-        memcpy(d->q_local, d->q_full, q_bytes + scale_bytes);
-        mine = d->q_local;
-    }
+    const dcp_query mine =
+        dcp_query_of(d, q, q_type, row0, n, s->head_local, d->q_local, d->q_full);
     a->n_head = s->head_group;
     a->q_stride_head = KVS_ROW_DIM;
     a->q_stride_row = (int64_t)s->head_group * KVS_ROW_DIM;
-    a->q = mine;
-    a->q_scale = s->q_fp8 ? (const float *)((const uint8_t *)mine + q_bytes) : NULL;
+    a->q = mine.q;
+    a->q_scale = mine.scale;
     if (s->dcp == 1)
         return KVS_OK;
     uint64_t before = dcp_bytes_sent(d);
-    TRY(comm_all_gather(d->group, mine, d->q_wire, q_bytes + scale_bytes, err));
+    TRY(comm_all_gather(d->group, mine.q, d->q_wire, q_bytes + scale_bytes, err));
     d->info.bytes_q += dcp_bytes_sent(d) - before;
     int64_t stride = (int64_t)(q_bytes + scale_bytes);
     heads_from_ranks(d, d->q_wire, stride, d->q_full, n, KVS_ROW_DIM * (size_t)d->elem_bytes);
@@ -401,7 +414,10 @@ kvs_status dcp_attend_local(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_a
         attn_args a;
         dcp_attn_args(d, c, layer, how, row0, n, &a);
         a.n_head = s->head_group;
-        a.q = dcp_q_typed(d, q, q_type, row0, n, s->head_group, d->q_full);
+        const dcp_query all = dcp_query_of(d, q, q_type, row0, n, s->head_group, d->q_full,
+                                           s->dcp > 1 ? d->q_wire : d->q_local);
+        a.q = all.q;
+        a.q_scale = all.scale;
         a.q_stride_head = KVS_ROW_DIM;
         a.q_stride_row = (int64_t)s->head_group * KVS_ROW_DIM;
         a.out_stride_head = KVS_LATENT_DIM;

@@ -82,7 +82,7 @@ static kvs_status collect_block(kvs_dcp *d, const kvs_cache *c, int32_t layer, i
 }
 
 /* Attention of rows [row0, row0 + n) over d->ctx_rows into part 0. */
-static void attend_block(kvs_dcp *d, const void *q, int32_t row0, int32_t n, ctx_block b)
+static void attend_block(kvs_dcp *d, dcp_query q, int32_t row0, int32_t n, ctx_block b)
 {
     static const int32_t identity[DCP_CONTEXT_BLOCK / KVS_PAGE_TOKENS] = {0, 1, 2, 3, 4, 5, 6, 7};
     for (int32_t t = 0; t < n; t++) {
@@ -95,7 +95,8 @@ static void attend_block(kvs_dcp *d, const void *q, int32_t row0, int32_t n, ctx
     memset(&a, 0, sizeof a);
     a.n_row = n;
     a.n_head = d->s.head_local;
-    a.q = q;
+    a.q = q.q;
+    a.q_scale = q.scale;
     a.q_type = is_f32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     a.q_stride_head = KVS_ROW_DIM;
     a.q_stride_row = (int64_t)d->s.head_local * KVS_ROW_DIM;
@@ -152,7 +153,7 @@ static void fold(kvs_dcp *d, int32_t n_part, const float *const *out_in, const f
 }
 
 /* Rows [row0, row0 + n) of one request over its whole context; the result lands in part *at. */
-static kvs_status attend_rows(kvs_dcp *d, const kvs_cache *c, int32_t layer, const void *q, int32_t row0,
+static kvs_status attend_rows(kvs_dcp *d, const kvs_cache *c, int32_t layer, dcp_query q, int32_t row0,
                               int32_t n, int32_t *at, kvs_error *err)
 {
     int32_t req = d->plan.row_req[row0];
@@ -186,9 +187,11 @@ kvs_status dcp_attend_context(kvs_dcp *d, const kvs_cache *c, int32_t layer, con
         int32_t n = 1;
         while (n < d->ctx_chunk && row0 + n < p->n_row && p->row_req[row0 + n] == p->row_req[row0])
             n++;
-        const void *qt = dcp_q_typed(d, q, q_type, row0, n, d->s.head_local, d->q_full);
+        /* no block has been folded yet, so a partial's room is free */
+        const dcp_query own =
+            dcp_query_of(d, q, q_type, row0, n, d->s.head_local, d->q_full, d->ctx_part[2]);
         int32_t at = 0;
-        TRY(attend_rows(d, c, layer, qt, row0, n, &at, err));
+        TRY(attend_rows(d, c, layer, own, row0, n, &at, err));
         const float *out_in[1] = {d->ctx_part[at]};
         const float *lse_in[1] = {d->ctx_lse[at]};
         fold(d, 1, out_in, lse_in, n, (uint8_t *)out + row0 * width * (out_type == KVS_DTYPE_F32 ? 4 : 2),

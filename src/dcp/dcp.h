@@ -164,9 +164,14 @@ kvs_status dcp_finish(kvs_dcp *d, kvs_step_info *info, kvs_error *err);
 kvs_status dcp_check_cache(const kvs_dcp *d, const kvs_cache *c, int32_t layer, int32_t index_layer,
                            kvs_error *err);
 /* Rows [row0, row0 + n) of the caller's queries as this handle computes with them, dense
- * [n, heads, 576]: bf16, or f32 with f32 rows. Returns the caller's memory where it already is that. */
-const void *dcp_q_typed(const kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t row0, int32_t n,
-                        int32_t heads, void *staging);
+ * [n, heads, 576]: bf16, or f32 with f32 rows; with q_fp8 their e4m3 values, and the scales [n, heads]
+ * behind them. In `to`, or in the caller's memory where it already is that; `spare` holds as much. */
+typedef struct dcp_query {
+    const void *q;
+    const float *scale; /* NULL without q_fp8 */
+} dcp_query;
+dcp_query dcp_query_of(kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t row0, int32_t n,
+                       int32_t heads, void *to, void *spare);
 /* Fills what every attention call of this handle shares; queries and results are the caller's. */
 void dcp_attn_args(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, int32_t row0,
                    int32_t n_row, attn_args *a);

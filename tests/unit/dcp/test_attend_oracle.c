@@ -99,8 +99,8 @@ static void o_attend(const scenario *s, o_req req, int64_t pos, int32_t head, co
     double q[576];
     data_query(s, req.id, pos, head, x);
     for (int i = 0; i < 576; i++) {
-        q[i] = s->q_type == KVS_DTYPE_F32 && s->kv == KVS_KV_F32 ? (double)x[i]
-                                                                 : o_bf16((double)x[i]);
+        q[i] =
+            s->q_type == KVS_DTYPE_F32 && s->kv == KVS_KV_F32 ? (double)x[i] : o_bf16((double)x[i]);
     }
     double *score = malloc(((size_t)n + 1) * sizeof *score);
     double top = -INFINITY;

@@ -62,6 +62,7 @@ static void fp8_rows_of_300_tokens(void **state)
     run(300, KVS_ATTEND_DENSE, KVS_KV_FP8, 0, 4);
     run(300, KVS_ATTEND_DENSE, KVS_KV_FP8, 1, 2);
     run(300, KVS_ATTEND_CONTEXT, KVS_KV_FP8, 0, 4);
+    run(300, KVS_ATTEND_CONTEXT, KVS_KV_FP8, 1, 4);
 }
 
 static void prompts_around_a_chunk(void **state)
