@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "kv/cache.h"
 #include "kvspan/dcp.h"
+#include "kvspan/log.h"
 #include "num/fmt.h"
 #include "unit/comm/ranks.h"
 
@@ -238,7 +239,7 @@ static void rig_history(rig *r, rank_job *job, int64_t n)
 
 /* ---- ranks that do different things ---------------------------------------------------------- */
 
-enum { SHORT_MS = 1500 };
+enum { SHORT_MS = 3000 };
 
 static void skip_attend(rank_job *job)
 {
@@ -253,7 +254,7 @@ static void skip_attend(rank_job *job)
         }
     }
     EXPECT_FAIL(job, rig_attend(&r, job, KVS_ATTEND_DENSE), KVS_PEER,
-                "rank 1 more than 1500 ms late for all_gather");
+                "rank 1 more than 3000 ms late for all_gather");
     char history[4096];
     comm_history(job->c, history, sizeof history);
     EXPECT(job, strstr(history, "all_gather") != NULL);
@@ -437,6 +438,51 @@ static void every_combination_works_or_is_refused(void **state)
     assert_int_equal(n_works, (10 + 5 + 1) * 4 * 2);
 }
 
+/* ---- what costs equal bits says so ------------------------------------------------------------ */
+
+typedef struct heard {
+    int32_t n;
+    char text[256];
+} heard;
+
+static void hear(void *ctx, kvs_log_level level, kvs_log_sys sys, const char *text)
+{
+    heard *h = ctx;
+    if (level == KVS_LOG_WARN && sys == KVS_LOG_DCP) {
+        h->n++;
+        snprintf(h->text, sizeof h->text, "%s", text);
+    }
+}
+
+static void open_exchange(rank_job *job)
+{
+    kvs_dcp_config c = small_config();
+    c.exchange = *(const kvs_exchange *)job->ctx;
+    kvs_dcp *d = NULL;
+    EXPECT_OK(job, kvs_dcp_open(&d, &c, job->c, &job->err));
+    kvs_dcp_close(d);
+}
+
+/* Once per group, with the way out. */
+static void an_exchange_that_moves_bits_warns(void **state)
+{
+    (void)state;
+    const comm_config cfg = test_config(LONG_MS);
+    heard h = {0};
+    const kvs_logger logger = {hear, &h};
+    kvs_log_set(&logger);
+    kvs_exchange exchange = KVS_EXCHANGE_A2A;
+    ranks_run(2, &cfg, open_exchange, &exchange);
+    const int32_t n_a2a = h.n;
+    exchange = KVS_EXCHANGE_AG_RS;
+    ranks_run(2, &cfg, open_exchange, &exchange);
+    kvs_log_set(NULL);
+    assert_int_equal(n_a2a, 0);
+    assert_int_equal(h.n, 1);
+    assert_non_null(strstr(h.text, "ag_rs"));
+    assert_non_null(strstr(h.text, "use a2a"));
+}
+
 int main(void)
 {
     mem_poison(true);
@@ -446,6 +492,7 @@ int main(void)
         cmocka_unit_test(ranks_that_differ_in_a_step_are_named),
         cmocka_unit_test(a_rank_that_stores_nothing_takes_part),
         cmocka_unit_test(every_combination_works_or_is_refused),
+        cmocka_unit_test(an_exchange_that_moves_bits_warns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
