@@ -36,10 +36,12 @@ run: setup
 	@echo "oracle; the column 'worst' is the largest error as a share of what is allowed."
 	$(RELEASE)/kvspan check --quick
 	@echo
-	@echo "How fast attention over a sharded cache is, as a share of the ceiling measured on this"
-	@echo "machine just before (column 'share')."
+	@echo "How fast sparse attention is, then a short case of every op: the column 'ceiling' is the"
+	@echo "speed as a share of what this machine can do, measured just before. Results are checked."
 	$(RELEASE)/kvspan bench attn --batch 8 --q 1 --heads 16,128 --len 32768 --topk 2048 \
 		--kv bf16,fp8_ds_mla --reps 5
+	@echo
+	$(RELEASE)/kvspan bench
 
 test: release
 	ctest --preset release -j $(JOBS)
