@@ -179,7 +179,7 @@ static void score_random(check_case *k, int32_t index)
     static const int32_t lens[] = {190, 64, 63, 65, 0, 128, 1, 200};
     const score_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
                            .n_head = g_heads[index / 2 % 8],
-                           .n_req = 1 + index % 3,
+                           .n_req = (1 + index) % 4,
                            .rows_per_req = 1 + index / 3 % 5,
                            .width = 4,
                            .col_begin = index % 4 == 3 ? 64 : 0,

@@ -205,7 +205,7 @@ static void topk_random(check_case *k, int32_t index)
     static const int32_t cols[] = {1000, 1, 4096, 65, 8320, 31, 2049, 0, 5000, 640};
     const int32_t n_best = g_k[index % N_K];
     const int32_t n_col = cols[(index + index / N_K) % 10];
-    topk_args *a = topk_new(k, 1 + index % 4, n_best, n_col, 0);
+    topk_args *a = topk_new(k, (1 + index) % 5, n_best, n_col, 0);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         if (row > 0) {
             ((int32_t *)a->n_col)[row] = gen_pick(&k->r, n_col + 1);
@@ -406,7 +406,7 @@ static void topk_merge_build(check_case *k, int32_t index)
     const int patterns = strcmp(k->cls->name, "patterns") == 0;
     const int32_t n_list = 1 + (index + 7) % 8;
     const int32_t n_best = g_k[index % N_K];
-    topk_merge_args *a = topk_merge_new(k, patterns ? 7 : 3, n_list, n_best);
+    topk_merge_args *a = topk_merge_new(k, patterns ? 7 : index % 11 == 10 ? 0 : 3, n_list, n_best);
     if (index % 2 == 0) {
         a->all_id =
             case_buf(k, "all_id", BUF_OUT, EL_I32, (int64_t)a->n_row * n_best, gen_pick(&k->r, 3));
