@@ -226,7 +226,7 @@ static void test_scores(void **state)
         for (size_t h = 0; h < UNIT_COUNT(heads); h++) {
             dev_queue q;
             dev_queue_init(&q, h % 2 ? p : NULL);
-            one_scene(&t, &q, name, KVS_INDEX_FP8, heads[h], h % 3 == 0 ? 21 : 5, 100 + h);
+            one_scene(&t, &q, name, KVS_INDEX_FP8, heads[h], h % 3 == 0 ? 28 : 5, 100 + h);
             one_scene(&t, &q, name, KVS_INDEX_F32, heads[h], h % 3 == 1 ? 11 : 3, 200 + h);
         }
     }
