@@ -753,6 +753,126 @@ static void measure_write(char *p)
     }
 }
 
+/* ---- candidate merge and localise ----------------------------------------------------------------- */
+
+enum { MERGE_LIST = 8, MERGE_K = 2048 };
+
+static void merge_variant(const kern_table *t, const char *name, void *ctx)
+{
+    static float score[MERGE_LIST][MERGE_K];
+    static int32_t id[MERGE_LIST][MERGE_K];
+    const float *scores[MERGE_LIST];
+    const int32_t *ids[MERGE_LIST];
+    const int32_t *counts[MERGE_LIST];
+    const int32_t count = MERGE_K;
+    const bool ties = *(const int *)ctx != 0;
+    for (int l = 0; l < MERGE_LIST; l++) {
+        for (int i = 0; i < MERGE_K; i++) {
+            score[l][i] = ties ? (float)(draw() % 3) : draw_normal();
+            id[l][i] = (i * MERGE_LIST + l) * 3;
+        }
+        scores[l] = score[l];
+        ids[l] = id[l];
+        counts[l] = &count;
+    }
+    float cut_score[2];
+    int32_t cut_id[2];
+    int32_t n_total = 0;
+    topk_merge_args a = {.n_row = 1,
+                         .n_list = MERGE_LIST,
+                         .k = MERGE_K,
+                         .cand_score = scores,
+                         .cand_id = ids,
+                         .cand_count = counts,
+                         .cand_stride = MERGE_K,
+                         .n_total = &n_total};
+    kern_table ref;
+    kern_init(&ref, 0, NULL, NULL);
+    double us[2];
+    for (int i = 0; i < 2; i++) {
+        const kern_table *run = i == 0 ? t : &ref;
+        a.cut_score = &cut_score[i];
+        a.cut_id = &cut_id[i];
+        a.scratch = mem_alloc(run->topk_merge_scratch(&a, NULL), 0);
+        static double sample[MAX_SAMPLE];
+        for (int n = 0; n < 200; n++) {
+            const int64_t t0 = clock_ns();
+            run->topk_merge(&a, NULL);
+            sample[n] = (double)(clock_ns() - t0) * 1e-3;
+        }
+        us[i] = median(sample, 200);
+        mem_free(a.scratch);
+    }
+    if (cut_id[0] != cut_id[1] || cut_score[0] != cut_score[1]) {
+        wrong("topk_merge");
+    }
+    printf("merge %-8s topk_merge %d x %d -> %d, %s: %.1f us a row, reference %.1f\n", name, MERGE_LIST,
+           MERGE_K, MERGE_K, ties ? "ties" : "random", us[0], us[1]);
+}
+
+static void localise_variant(const kern_table *t, const char *name, void *ctx)
+{
+    const int dcp = *(const int *)ctx;
+    static int32_t id[MERGE_K];
+    static int32_t table[4096];
+    static int32_t slots[2][MERGE_K];
+    int32_t lane_count[8];
+    const int32_t row_req = 0;
+    const int32_t bound = 131072;
+    for (int i = 0; i < MERGE_K; i++) {
+        id[i] = i * 64 + (int32_t)(draw() % 64);
+    }
+    for (int i = 0; i < 4096; i++) {
+        table[i] = i * 37 % 4096;
+    }
+    localise_args a = {.n_row = 1,
+                       .k = MERGE_K,
+                       .id = id,
+                       .id_stride = MERGE_K,
+                       .dcp = dcp,
+                       .interleave = 1,
+                       .table = table,
+                       .table_stride = 4096,
+                       .table_width = 4096,
+                       .n_req = 1,
+                       .n_slot = 4096 * 64,
+                       .row_req = &row_req,
+                       .bound = &bound,
+                       .slots_stride = MERGE_K,
+                       .lane_count = lane_count};
+    kern_table ref;
+    kern_init(&ref, 0, NULL, NULL);
+    double us[2];
+    for (int i = 0; i < 2; i++) {
+        const kern_table *run = i == 0 ? t : &ref;
+        a.slots = slots[i];
+        a.scratch = mem_alloc(run->localise_scratch(&a, NULL) + 64, 0);
+        static double sample[MAX_SAMPLE];
+        for (int n = 0; n < 100; n++) {
+            const int64_t t0 = clock_ns();
+            run->localise(&a, NULL);
+            sample[n] = (double)(clock_ns() - t0) * 1e-3;
+        }
+        us[i] = median(sample, 100);
+        mem_free(a.scratch);
+    }
+    if (memcmp(slots[0], slots[1], sizeof slots[0]) != 0) {
+        wrong("localise");
+    }
+    printf("merge %-8s localise %d ids, dcp %d: %.1f us a row, reference %.1f\n", name, MERGE_K, dcp,
+           us[0], us[1]);
+}
+
+static void measure_merge(void)
+{
+    for (int ties = 0; ties < 2; ties++) {
+        over_variants(KERN_OP_topk_merge, merge_variant, &ties);
+    }
+    for (int dcp = 1; dcp <= 8; dcp *= 2) {
+        over_variants(KERN_OP_localise, localise_variant, &dcp);
+    }
+}
+
 int main(int argc, char **argv)
 {
     bool all = true;
@@ -797,6 +917,9 @@ int main(int argc, char **argv)
     }
     if (all || want[2]) {
         measure_topk(p);
+    }
+    if (all || want[3]) {
+        measure_merge();
     }
     if (all || want[4]) {
         measure_write(p);

@@ -149,7 +149,8 @@ typedef struct topk_state {
     float *spare; /* [max(cap, n_group) + TOPK_PAD] */
     int64_t n_group;
     int64_t k;
-    int32_t floor; /* key: scores below it cannot enter */
+    int64_t cap;   /* of b; b.cap may be less for a while */
+    int32_t floor; /* key: scores below it cannot enter   */
 } topk_state;
 
 static void floor_raise(topk_state *s, int32_t key)
@@ -161,6 +162,7 @@ static void floor_raise(topk_state *s, int32_t key)
 static void state_cut(topk_state *s)
 {
     topk_buf *b = &s->b;
+    b->cap = s->cap;
     if (b->n < s->k) {
         return;
     }
@@ -183,6 +185,10 @@ static void state_sample(topk_state *s, const float *score, int64_t n, uint32_t 
     s->isa->group_max(s->group, s->n_group, score, n, seed);
     const topk_cut c = topk_cut_find(s->isa, s->group, s->n_group, s->k, s->k / 16, s->spare);
     floor_raise(s, c.key);
+    if (c.n_ge > s->k + s->k / 16) { /* ties at the floor: soon no more of them can enter */
+        const int64_t soon = s->b.n + s->k + s->k / 8 + 2 * TOPK_PAD;
+        s->b.cap = min64(soon / TOPK_PAD * TOPK_PAD, s->cap);
+    }
 }
 
 static int64_t piece_cols(const topk_state *s)
@@ -311,6 +317,7 @@ static topk_state state_of(const topk_job *j, int i_worker)
     s.b.val = s.spare + max64(j->cap, j->n_group) + TOPK_PAD;
     s.b.id = (int32_t *)(void *)(s.b.val + j->cap + TOPK_PAD);
     s.b.cap = j->cap;
+    s.cap = j->cap;
     return s;
 }
 
