@@ -241,7 +241,11 @@ static kvs_status run_op(check_run *c, const check_op *op, kvs_error *err)
         }
         add_variant(c, o, &c->variants[i]);
     }
-    for (int32_t i = 0; i < op->n_class && st == KVS_OK && o->n_live > 0; i++) {
+    int32_t n_listed = 0; /* a reference that nobody asked for runs only beside one that was */
+    for (int32_t i = 0; i < o->n_live; i++) {
+        n_listed += o->live[i].listed;
+    }
+    for (int32_t i = 0; i < op->n_class && st == KVS_OK && n_listed > 0; i++) {
         st = run_class(c, o, &op->cls[i], err);
     }
     mem_free(o);
