@@ -35,6 +35,7 @@ lists=${MUTATE_LISTS:-$(ls tests/mutations/*.txt | grep -v CMakeLists)}
 name=() list=() file=() old=() new=() n_old=() fails=() breaks=() needs=() env=() sanitize=()
 sample=()
 n=0 passed=0 failed=0 skipped=0
+in_place='' # the file of the copy that is mutated now
 
 die() { # MESSAGE
     echo "mutate: $1" >&2
@@ -135,24 +136,27 @@ check_lists() {
 
 # ---- replaying -------------------------------------------------------------------------------------
 
-# The copy, as the tree is now. A file that was left mutated is made newer than what was built of it.
+# Makes the copy what the tree is now. A file whose content is right keeps its time, which may be later
+# than that of what was built of it when it was mutated.
 copy_tree() {
-    mkdir -p "$work"
-    rm -rf "$tree"
-    mkdir "$tree"
-    git ls-files -z --cached --others --exclude-standard |
-        (while IFS= read -r -d '' f; do [ -f "$f" ] && printf '%s\0' "$f"; done) |
-        xargs -0 cp --parents -p -t "$tree" || die 'the tree cannot be copied'
-    if [ -s "$work/mutated" ]; then
-        touch "$tree/$(cat "$work/mutated")" 2>/dev/null
-        : >"$work/mutated"
-    fi
+    local f
+    mkdir -p "$tree"
+    git ls-files -z --cached --others --exclude-standard >"$work/files" || die 'this is no git tree'
+    while IFS= read -r -d '' f; do
+        if [ -f "$f" ] && ! cmp -s "$f" "$tree/$f"; then
+            mkdir -p "$tree/$(dirname "$f")"
+            cp "$f" "$tree/$f" || die "$f cannot be copied"
+        fi
+    done <"$work/files"
+    (cd "$tree" && find . -type f -printf '%P\0') | while IFS= read -r -d '' f; do
+        [ -f "$root/$f" ] || rm "$tree/$f"
+    done
 }
 
 restore() {
-    if [ -s "$work/mutated" ]; then
-        printf '%s' "$original" >"$tree/$(cat "$work/mutated")"
-        : >"$work/mutated"
+    if [ -n "$in_place" ]; then
+        printf '%s' "$original" >"$tree/$in_place"
+        in_place=''
     fi
 }
 
@@ -261,8 +265,8 @@ replay() { # I
         done
     fi
     if [ -z "$why" ]; then
-        printf '%s' "${file[$i]}" >"$work/mutated"
-        printf '%s' "$mutated" >"$tree/${file[$i]}"
+        in_place=${file[$i]}
+        printf '%s' "$mutated" >"$tree/$in_place"
         notices "$i" "$out"
         restore
     fi
