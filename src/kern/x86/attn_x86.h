@@ -66,9 +66,7 @@ typedef struct attn_work {
 /* The kernels of one instruction set and product type. */
 typedef struct attn_isa {
     int32_t lanes;
-    int32_t bf16;   /* products of bf16 pairs: rows are not f32   */
-    int32_t chunk;  /* vectors worked on together                 */
-    int32_t n_step; /* cells of a packed query                    */
+    int32_t bf16; /* products of bf16 pairs: neither rows nor queries are f32 */
 
     /* Fills w->q and w->scale from the rows of the block; columns past n_col get zeros. */
     void (*pack_q)(attn_work *w);
@@ -99,7 +97,9 @@ typedef struct attn_kernels {
     const attn_isa *f32, *other;
 } attn_kernels;
 
+/* The op of kern/attn.h with these kernels. Too little scratch fails the queue with KVS_INVALID. */
 void attn_x86_run(const attn_kernels *k, const attn_args *a, dev_queue *q);
+/* The same for every variant, row count, length and key list. */
 size_t attn_x86_scratch(const attn_args *a, const dev_queue *q);
 
 void attn_apply_avx2(kern_table *t);
