@@ -2,6 +2,7 @@
  *
  * kv_write: latent and rope of new tokens -> cache rows, quantised as num/kvfmt.h says. index_write: index
  * keys -> index pages. gather: cache rows of several requests -> contiguous dequantised rows.
+ * The slots of one call, other than -1, are distinct: workers write them side by side.
  * A slot of -1 is skipped without reading the token's data; a slot outside the pool is skipped and counted.
  * NaN stays NaN and is counted.
  *
