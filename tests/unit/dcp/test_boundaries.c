@@ -304,6 +304,35 @@ static void permuted_pages_keep_every_position(void **state)
     }
 }
 
+/* More rows than one exchange holds: those of a later one belong to other requests. */
+static void later_rows_keep_their_requests(void **state)
+{
+    (void)state;
+    static const int64_t seq[] = {50, 30, 21};
+    static const int32_t q[] = {50, 30, 21};
+    scenario s = with_requests(3, seq, q);
+    s.tp = 1;
+    s.n_head = 128; /* 64 rows of them make an exchange */
+    s.kv = KVS_KV_F32;
+    s.how = KVS_ATTEND_DENSE;
+    s.n_index_head = 0;
+    s.q_type = KVS_DTYPE_F32;
+    s.data = positions;
+    outcome o;
+    world_run(&s, &o);
+    int32_t row = 0;
+    for (int32_t b = 0; b < 3; b++) {
+        for (int32_t j = 0; j < q[b]; j++, row++) {
+            for (int32_t h = 0; h < s.n_head; h++) {
+                const float *v = o.out + ((int64_t)row * s.n_head + h) * 512;
+                assert_true(fabs((double)v[0] - j / 2.0) < 1e-4);
+                assert_true(fabsf(v[1] - (float)b) < 1e-5f);
+            }
+        }
+    }
+    outcome_fini(&o);
+}
+
 int main(void)
 {
     mem_poison(true);
@@ -314,6 +343,7 @@ int main(void)
         cmocka_unit_test(a_smaller_step_sees_nothing_of_a_larger_one),
         cmocka_unit_test(head_counts_work_or_are_refused),
         cmocka_unit_test(permuted_pages_keep_every_position),
+        cmocka_unit_test(later_rows_keep_their_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
