@@ -16,6 +16,7 @@
 #include "kern/attn.h"
 #include "kern/index.h"
 #include "kern/kvio.h"
+#include "kern/ops.h"
 
 /* ---- numbers (oracle_num.c) ------------------------------------------------------------------ */
 

@@ -16,6 +16,7 @@
 #include "kern/x86/attn_x86.h"
 #include "kern/x86/index_x86.h"
 #include "kern/x86/merge_x86.h"
+#include "kern/x86/ops_x86.h"
 
 static const kern_variant g_variants[] = {
 #define KERN_REF_VARIANT(op) {KERN_OP_##op, "ref", 0, ref_apply_##op},
@@ -44,6 +45,14 @@ static const kern_variant g_variants[] = {
     {KERN_OP_index_write, "avx512", CPU_NEED_AVX512, index_write_apply_avx512},
     {KERN_OP_gather, "avx2", CPU_NEED_AVX2, gather_apply_avx2},
     {KERN_OP_gather, "avx512", CPU_NEED_AVX512, gather_apply_avx512},
+    {KERN_OP_norm, "avx2", CPU_NEED_AVX2, norm_apply_avx2},
+    {KERN_OP_norm, "avx512", CPU_NEED_AVX512, norm_apply_avx512},
+    {KERN_OP_rope, "avx2", CPU_NEED_AVX2, rope_apply_avx2},
+    {KERN_OP_rope, "avx512", CPU_NEED_AVX512, rope_apply_avx512},
+    {KERN_OP_act, "avx2", CPU_NEED_AVX2, act_apply_avx2},
+    {KERN_OP_act, "avx512", CPU_NEED_AVX512, act_apply_avx512},
+    {KERN_OP_route, "avx2", CPU_NEED_AVX2, route_apply_avx2},
+    {KERN_OP_route, "avx512", CPU_NEED_AVX512, route_apply_avx512},
 #endif
 };
 

@@ -11,6 +11,7 @@
 #include "kern/attn.h"
 #include "kern/index.h"
 #include "kern/kvio.h"
+#include "kern/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,7 +20,8 @@ extern "C" {
 /* op name, slot of the function, slot of its scratch query or "none" */
 #define KERN_OP_LIST(X)                                                                                 \
     X(attn) X(merge) X(quant_q) X(index_quant) X(index_score) X(topk) X(topk_merge) X(localise)        \
-    X(kv_write) X(index_write) X(gather)
+    X(kv_write) X(index_write) X(gather)                                                                \
+    X(norm) X(rope) X(act) X(route)
 
 typedef enum kern_op {
 #define KERN_OP_ENUM(name) KERN_OP_##name,
@@ -46,6 +48,10 @@ typedef struct kern_table {
     kv_write_fn kv_write;
     index_write_fn index_write;
     gather_fn gather;
+    norm_fn norm;
+    rope_fn rope;
+    act_fn act;
+    route_fn route;
 } kern_table;
 
 /* One implementation of one op. `apply` overwrites the op's slots in a table. */

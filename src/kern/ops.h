@@ -2,7 +2,9 @@
  *
  * All read f32 and compute in f32 in an order that is fixed (sums: 16 interleaved partial sums, then a fixed
  * tree), so every variant gives the same bits and a row's result depends on that row only. Outputs that feed a
- * product are written in the product's operand type: bf16 (rounded to nearest even, once) or f32.
+ * product are written in the product's operand type: bf16 (rounded to nearest even, once) or f32. Partial sum
+ * j takes elements j, j + 16, ... in order; the tree adds (j, j + 8), (j, j + 4), (j, j + 2), (j, j + 1). Sums of
+ * squares are fused multiply-adds.
  *
  * Read by the C compiler and by nvcc.
  */
@@ -19,7 +21,7 @@ extern "C" {
 #endif
 
 /* norm: y = (x - c) * rsqrt(mean((x - c)^2) + eps) * weight + bias, with c = mean(x) where `centre`
- * (LayerNorm), 0 else (RMSNorm). rsqrt is 1 / sqrtf. */
+ * (LayerNorm), 0 else (RMSNorm). rsqrt is 1 / sqrtf; y is (((x - c) * rsqrt) * weight) + bias. */
 typedef struct norm_args {
     int32_t n_row, dim;       /* dim >= 1                                                              */
     const float *x;           /* [n_row, dim]                                                          */
@@ -59,10 +61,17 @@ typedef void (*act_fn)(const act_args *a, dev_queue *q);
  * n_group > 1 only experts of the topk_group best groups take part (score of a group: the sum of its two
  * largest choices, or its largest where group_max); ties: lower index. The n_active largest choices, then
  * weight = s of them, divided by (their sum + 1e-20) where norm_topk, times scale. Expert ids come out in
- * ascending order with their weights. A NaN logit makes the weights NaN; ids stay valid and distinct. */
+ * ascending order with their weights, and sums of weights go in that order. A NaN logit makes the row's weights
+ * NaN; ids stay valid and distinct: a NaN choice is below every other, and where the kept groups have fewer than
+ * n_active experts the lowest of the others follow. */
 enum { ROUTE_SOFTMAX = 1, ROUTE_SIGMOID = 2 };
 typedef struct route_args {
-    int32_t n_row, n_expert, n_active, n_group, topk_group, kind, group_max, norm_topk;
+    int32_t n_row;
+    int32_t n_expert;         /* 1..4096                                                               */
+    int32_t n_active;         /* 1..n_expert                                                           */
+    int32_t n_group;          /* >= 1, divides n_expert                                                */
+    int32_t topk_group;       /* 1..n_group                                                            */
+    int32_t kind, group_max, norm_topk;
     float scale;
     const float *logit;       /* [n_row, n_expert]                                                     */
     const float *bias;        /* [n_expert] or NULL                                                    */

@@ -373,6 +373,77 @@ static void gather_fails_queue(const gather_args *a, dev_queue *q)
     dev_queue_fail(q, KVS_DEVICE, "no");
 }
 
+static void norm_no_centre(const norm_args *in, dev_queue *q)
+{
+    norm_args a = *in;
+    a.centre = 0;
+    g_ref.norm(&a, q);
+}
+
+static void norm_no_eps(const norm_args *in, dev_queue *q)
+{
+    norm_args a = *in;
+    a.eps = 0.0f;
+    g_ref.norm(&a, q);
+}
+
+static void rope_other_pairs(const rope_args *in, dev_queue *q)
+{
+    rope_args a = *in;
+    a.interleaved = !a.interleaved;
+    g_ref.rope(&a, q);
+}
+
+static void act_swapped(const act_args *in, dev_queue *q)
+{
+    act_args a = *in;
+    a.gate = in->up;
+    a.up = in->gate;
+    g_ref.act(&a, q);
+}
+
+static void route_no_bias(const route_args *in, dev_queue *q)
+{
+    route_args a = *in;
+    a.bias = NULL;
+    g_ref.route(&a, q);
+}
+
+static void route_bias_weighs(const route_args *a, dev_queue *q)
+{
+    g_ref.route(a, q);
+    for (int64_t i = 0; i < (int64_t)a->n_row * a->n_active && a->bias != NULL; i++) {
+        a->weight[i] += a->bias[a->id[i]];
+    }
+}
+
+/* The experts numbered from behind. */
+static void route_high_ties(const route_args *in, dev_queue *q)
+{
+    enum { MOST = 64 };
+    for (int64_t row = 0; row < in->n_row; row++) {
+        float logit[MOST];
+        float bias[MOST];
+        for (int32_t i = 0; i < in->n_expert; i++) {
+            logit[i] = in->logit[(row + 1) * in->n_expert - 1 - i];
+            bias[i] = in->bias != NULL ? in->bias[in->n_expert - 1 - i] : 0.0f;
+        }
+        int32_t id[MOST];
+        float weight[MOST];
+        route_args a = *in;
+        a.n_row = 1;
+        a.logit = logit;
+        a.bias = bias;
+        a.id = id;
+        a.weight = weight;
+        g_ref.route(&a, q);
+        for (int32_t k = 0; k < in->n_active; k++) {
+            in->id[row * in->n_active + k] = in->n_expert - 1 - id[in->n_active - 1 - k];
+            in->weight[row * in->n_active + k] = weight[in->n_active - 1 - k];
+        }
+    }
+}
+
 #define WRONG(op, name)                                                                            \
     static void apply_##name(kern_table *t)                                                        \
     {                                                                                              \
@@ -411,7 +482,14 @@ static void gather_fails_queue(const gather_args *a, dev_queue *q)
     Y(index_write, index_write_wrong_page, "random", 12)                                           \
     Y(gather, gather_aligned, "random", 12)                                                        \
     Y(gather, gather_writes_behind, "random", 12)                                                  \
-    Y(gather, gather_fails_queue, "bad pages", 12)
+    Y(gather, gather_fails_queue, "bad pages", 12)                                                 \
+    Y(norm, norm_no_centre, "random", 12)                                                          \
+    Y(norm, norm_no_eps, "edges", 12)                                                              \
+    Y(rope, rope_other_pairs, "random", 12)                                                        \
+    Y(act, act_swapped, "random", 12)                                                              \
+    Y(route, route_no_bias, "random", 12)                                                          \
+    Y(route, route_bias_weighs, "random", 12)                                                      \
+    Y(route, route_high_ties, "ties", 12)
 
 WRONG_SCRATCH(attn, attn_forgets_last)
 WRONG_SCRATCH(attn, attn_base_two)
@@ -439,6 +517,13 @@ WRONG(index_write, index_write_wrong_page)
 WRONG(gather, gather_aligned)
 WRONG(gather, gather_writes_behind)
 WRONG(gather, gather_fails_queue)
+WRONG(norm, norm_no_centre)
+WRONG(norm, norm_no_eps)
+WRONG(rope, rope_other_pairs)
+WRONG(act, act_swapped)
+WRONG(route, route_no_bias)
+WRONG(route, route_bias_weighs)
+WRONG(route, route_high_ties)
 
 /* The reference of an op and one more variant. */
 static void two_variants(kern_variant list[2], kern_op op, kern_variant second)

@@ -37,8 +37,18 @@ static int slots_filled(const kern_table *t, kern_op op)
         return t->kv_write != NULL;
     case KERN_OP_index_write:
         return t->index_write != NULL;
-    default:
+    case KERN_OP_gather:
         return t->gather != NULL;
+    case KERN_OP_norm:
+        return t->norm != NULL;
+    case KERN_OP_rope:
+        return t->rope != NULL;
+    case KERN_OP_act:
+        return t->act != NULL;
+    case KERN_OP_route:
+        return t->route != NULL;
+    default:
+        return 0;
     }
 }
 
