@@ -29,8 +29,8 @@ kvs_status kvs_plan_make(kvs_plan *out, const kvs_plan_config *cfg, kvs_error *e
         return err_set(err, KVS_INVALID, "plan: give %s: a preset or a model folder",
                        c.preset == NULL ? "a model" : "one model, not two");
     }
-    geom g;
-    TRY(c.preset != NULL ? geom_find(&g, c.preset, err) : geom_read(&g, c.model_dir, err));
+    hp g;
+    TRY(c.preset != NULL ? hp_find(&g, c.preset, err) : hp_read(&g, c.model_dir, err));
     kvs_plan p = kvs_plan_empty();
     kern_table kern;
     TRY(plan_kernels(&kern, err));
@@ -42,6 +42,6 @@ kvs_status kvs_plan_make(kvs_plan *out, const kvs_plan_config *cfg, kvs_error *e
 
 const char *kvs_plan_preset(int32_t i)
 {
-    const geom *g = geom_preset(i);
+    const hp *g = hp_preset(i);
     return g != NULL ? g->name : NULL;
 }

@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 #include "dcp/dcp.h"
-#include "engine/weights.h"
+#include "model/weights.h"
 #include "num/kvfmt.h"
 #include "shard/topo.h"
 
@@ -84,10 +84,10 @@ kvs_status plan_check_config(const kvs_plan_config *cfg, kvs_error *err)
 }
 
 /* Whether a setting may be v, the others being what they are. */
-typedef bool (*accept_fn)(const kvs_plan *p, const geom *g, int32_t v);
+typedef bool (*accept_fn)(const kvs_plan *p, const hp *g, int32_t v);
 
 /* The accepted value in 1..hi nearest to want, the larger of two; 0 where there is none. */
-static int32_t nearest(const kvs_plan *p, const geom *g, accept_fn ok, int32_t want, int32_t hi)
+static int32_t nearest(const kvs_plan *p, const hp *g, accept_fn ok, int32_t want, int32_t hi)
 {
     for (int32_t d = want > hi ? want - hi : 0; d < want || want + d <= hi; d++) {
         if (want + d <= hi && ok(p, g, want + d)) {
@@ -100,7 +100,7 @@ static int32_t nearest(const kvs_plan *p, const geom *g, accept_fn ok, int32_t w
     return 0;
 }
 
-static topo_config topo_of(const kvs_plan *p, const geom *g)
+static topo_config topo_of(const kvs_plan *p, const hp *g)
 {
     return (topo_config){.tp = p->tp,
                          .dcp = p->dcp,
@@ -115,21 +115,21 @@ static bool topo_ok(const topo_config *c)
     return topo_check(c, list) == 0;
 }
 
-static bool tp_ok(const kvs_plan *p, const geom *g, int32_t v)
+static bool tp_ok(const kvs_plan *p, const hp *g, int32_t v)
 {
     topo_config c = topo_of(p, g);
     c.tp = v;
     return p->gpus % v == 0 && topo_ok(&c);
 }
 
-static bool dcp_ok(const kvs_plan *p, const geom *g, int32_t v)
+static bool dcp_ok(const kvs_plan *p, const hp *g, int32_t v)
 {
     topo_config c = topo_of(p, g);
     c.dcp = v;
     return topo_ok(&c);
 }
 
-static bool ep_ok(const kvs_plan *p, const geom *g, int32_t v)
+static bool ep_ok(const kvs_plan *p, const hp *g, int32_t v)
 {
     return p->tp % v == 0 && g->n_expert % v == 0;
 }
@@ -160,7 +160,7 @@ static bool take_nearest(kvs_plan *p, const char *nearest)
 
 /* Ranks, interleave and heads by the rules of topo.h: the first refusal is noted and its nearest
  * setting taken, until nothing is refused. */
-static void resolve_topo(kvs_plan *p, const geom *g)
+static void resolve_topo(kvs_plan *p, const hp *g)
 {
     for (int round = 0; round < TOPO_N_RULE; round++) {
         topo_refusal list[TOPO_N_RULE];
@@ -184,7 +184,7 @@ static void resolve_topo(kvs_plan *p, const geom *g)
     }
 }
 
-static void resolve_gpus(kvs_plan *p, const geom *g)
+static void resolve_gpus(kvs_plan *p, const hp *g)
 {
     if (p->gpus % p->tp == 0) {
         return;
@@ -202,7 +202,7 @@ static void resolve_gpus(kvs_plan *p, const geom *g)
     SET(r->nearest, "--gpus %d", p->gpus);
 }
 
-static void resolve_ep(kvs_plan *p, const geom *g)
+static void resolve_ep(kvs_plan *p, const hp *g)
 {
     const int32_t ep = p->ep;
     if (ep_ok(p, g, ep)) {
@@ -223,7 +223,7 @@ static void resolve_ep(kvs_plan *p, const geom *g)
 }
 
 /* What the kernels are made for; no setting changes it. */
-static void check_geometry(kvs_plan *p, const geom *g)
+static void check_geometry(kvs_plan *p, const hp *g)
 {
     if (g->kv_lora != KVS_LATENT_DIM || g->rope != KVS_ROPE_DIM) {
         kvs_plan_refusal *r = refuse(p, "latent_dims");
@@ -246,7 +246,7 @@ static void check_geometry(kvs_plan *p, const geom *g)
     }
 }
 
-static void resolve_formats(kvs_plan *p, const geom *g)
+static void resolve_formats(kvs_plan *p, const hp *g)
 {
     const bool dsa = g->n_index_head > 0;
     kv_layout l = {.kv = p->kv, .index = p->index_kv, .hadamard = 0};
@@ -276,7 +276,7 @@ static void resolve_formats(kvs_plan *p, const geom *g)
     }
 }
 
-static void resolve_mtp(kvs_plan *p, const geom *g)
+static void resolve_mtp(kvs_plan *p, const hp *g)
 {
     if (p->mtp > 0 && g->n_mtp == 0) {
         kvs_plan_refusal *r = refuse(p, "mtp_layers");
@@ -293,7 +293,7 @@ static void resolve_mtp(kvs_plan *p, const geom *g)
     }
 }
 
-static void resolve_ctx(kvs_plan *p, const geom *g)
+static void resolve_ctx(kvs_plan *p, const hp *g)
 {
     if (p->ctx > g->max_ctx) {
         kvs_plan_refusal *r = refuse(p, "ctx_model");
@@ -330,7 +330,7 @@ static shard_geom shard_of(const kvs_plan *p)
     return (shard_geom){.n = p->dcp, .i = p->interleave, .rank = 0};
 }
 
-static void size_token(kvs_plan *p, const geom *g)
+static void size_token(kvs_plan *p, const hp *g)
 {
     const int64_t page = kv_page_bytes(p->kv);
     const int64_t index_page = g->n_index_head > 0 ? index_page_bytes(p->index_kv) : 0;
@@ -346,7 +346,7 @@ static void size_token(kvs_plan *p, const geom *g)
 }
 
 /* What a rank needs and how many pages are left. */
-static kvs_status size_rank(kvs_plan *p, const geom *g, const kern_table *kern, kvs_error *err)
+static kvs_status size_rank(kvs_plan *p, const hp *g, const kern_table *kern, kvs_error *err)
 {
     const plan_shape s = shape_of(p);
     p->weight_bytes = weights_rank_bytes_max(g, WEIGHTS_MAIN, p->weights, p->tp, p->ep);
@@ -368,7 +368,7 @@ static int64_t capped(int64_t n_page, int64_t span, int64_t max_ctx)
     return n < max_ctx ? n : max_ctx;
 }
 
-static void size_fit(kvs_plan *p, const geom *g)
+static void size_fit(kvs_plan *p, const hp *g)
 {
     const int64_t span = shard_span(shard_of(p));
     p->tokens_per_rank = p->n_page * KVS_PAGE_TOKENS;
@@ -407,7 +407,7 @@ static void size_exchange(kvs_plan *p)
 
 /* The smallest multiple of tp by a power of two on which the weights leave room for a page, with
  * experts spread over as many ranks as may be: fills t's gpus, tp and ep. t->gpus 0: none. */
-static kvs_status enough_ranks(const kvs_plan *p, const geom *g, const kern_table *kern,
+static kvs_status enough_ranks(const kvs_plan *p, const hp *g, const kern_table *kern,
                                kvs_plan *t, kvs_error *err)
 {
     *t = *p;
@@ -427,7 +427,7 @@ static kvs_status enough_ranks(const kvs_plan *p, const geom *g, const kern_tabl
     return KVS_OK;
 }
 
-static kvs_status refuse_weights(kvs_plan *p, const geom *g, const kern_table *kern, bool ep_given,
+static kvs_status refuse_weights(kvs_plan *p, const hp *g, const kern_table *kern, bool ep_given,
                                  kvs_error *err)
 {
     kvs_plan_refusal *r = refuse(p, "weights_fit");
@@ -455,7 +455,7 @@ static kvs_status refuse_weights(kvs_plan *p, const geom *g, const kern_table *k
 }
 
 /* The smallest larger DCP size whose pages hold the sequences; 0: none. */
-static kvs_status enough_dcp(const kvs_plan *p, const geom *g, const kern_table *kern, int32_t *dcp,
+static kvs_status enough_dcp(const kvs_plan *p, const hp *g, const kern_table *kern, int32_t *dcp,
                              kvs_error *err)
 {
     *dcp = 0;
@@ -474,7 +474,7 @@ static kvs_status enough_dcp(const kvs_plan *p, const geom *g, const kern_table 
     return KVS_OK;
 }
 
-static kvs_status refuse_cache(kvs_plan *p, const geom *g, const kern_table *kern, kvs_error *err)
+static kvs_status refuse_cache(kvs_plan *p, const hp *g, const kern_table *kern, kvs_error *err)
 {
     kvs_plan_refusal *r = refuse(p, "cache_fit");
     SET(r->value, "%d x %" PRId64 " tokens", p->seqs, p->ctx);
@@ -501,7 +501,7 @@ static kvs_status refuse_cache(kvs_plan *p, const geom *g, const kern_table *ker
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static void describe(kvs_plan *p, const geom *g)
+static void describe(kvs_plan *p, const hp *g)
 {
     SET(p->model, "%s", g->name);
     SET(p->architecture, "%s", g->arch);
@@ -516,7 +516,7 @@ static void describe(kvs_plan *p, const geom *g)
     p->n_param_mtp = weights_params(g, WEIGHTS_MTP);
 }
 
-static void take_settings(kvs_plan *p, const geom *g, const kvs_plan_config *cfg)
+static void take_settings(kvs_plan *p, const hp *g, const kvs_plan_config *cfg)
 {
     p->gpus = cfg->gpus > 0 ? cfg->gpus : cfg->tp > 0 ? cfg->tp : PLAN_GPUS;
     p->tp = cfg->tp > 0 ? cfg->tp : p->gpus;
@@ -541,7 +541,7 @@ kvs_status plan_kernels(kern_table *kern, kvs_error *err)
     return kern_init(kern, features, NULL, err);
 }
 
-kvs_status plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg, const kern_table *kern,
+kvs_status plan_make(kvs_plan *p, const hp *g, const kvs_plan_config *cfg, const kern_table *kern,
                      kvs_error *err)
 {
     const size_t struct_size = p->struct_size;

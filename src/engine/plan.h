@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "engine/geom.h"
+#include "model/hp.h"
 #include "kern/kern.h"
 #include "kvspan/plan.h"
 
@@ -36,7 +36,7 @@ kvs_plan_exchange plan_exchange(const plan_shape *s, kvs_exchange how, int32_t n
 
 /* As kvs_plan_make, for a geometry and a config whose ranges have been checked. Workspaces are
  * those of the kernels in `kern`. */
-kvs_status plan_make(kvs_plan *p, const geom *g, const kvs_plan_config *cfg, const kern_table *kern,
+kvs_status plan_make(kvs_plan *p, const hp *g, const kvs_plan_config *cfg, const kern_table *kern,
                      kvs_error *err);
 
 /* The kernels that this machine would choose. */

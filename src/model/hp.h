@@ -50,7 +50,7 @@ typedef struct hp {
     bool norm_topk;
     float route_scale;
     bool router_bias;    /* an f32 bias per expert beside the router                                  */
-    float eps;           /* of every RMS norm, the latent ones included (see hp_latent_eps in fwd)    */
+    float eps;           /* of every RMS norm, the latent ones included (see latent_eps in fwd.h)     */
     double theta;
     bool yarn;
     double yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all;
@@ -62,6 +62,9 @@ typedef struct hp {
     int32_t n_eos, eos[HP_MAX_EOS];
     kvs_weight_format stored; /* AUTO: in a form this library cannot read                             */
     char stored_as[32];  /* how config.json calls it                                                  */
+    char prefix[24];     /* before every tensor's name: "language_model." in a multimodal wrapper     */
+    uint64_t config_hash[2]; /* XXH3-128 (low, high) of config.json without spaces and with sorted
+                            keys; 0 of a preset                                                       */
 } hp;
 
 /* The i-th known model, NULL from the last on. */
@@ -72,6 +75,8 @@ kvs_status hp_find(hp *h, const char *preset, kvs_error *err);
 kvs_status hp_read(hp *h, const char *dir, kvs_error *err);
 /* The same from text of n bytes; `name` becomes h->name. */
 kvs_status hp_parse(hp *h, const char *name, const char *text, size_t n, kvs_error *err);
+/* KVS_UNSUPPORTED where config.json says that weights are stored in a form that is not read. */
+kvs_status hp_readable(const hp *h, kvs_error *err);
 /* KVS_UNSUPPORTED, with the field, its value and what would work, where the forward pass cannot run this
  * geometry (kv_lora not 512, rope not 64, index_dim not 128, a storage form that is not read, ...). */
 kvs_status hp_runnable(const hp *h, kvs_error *err);
@@ -79,7 +84,13 @@ kvs_status hp_runnable(const hp *h, kvs_error *err);
 /* (nope + rope)^-1/2, times m^2 with YaRN: m = 0.1 mscale_all ln(factor) + 1 where factor > 1 and mscale_all is
  * set. */
 float hp_softmax_scale(const hp *h);
-/* The rope / 2 inverse frequencies, YaRN applied, as f32. */
+/* What YaRN multiplies cos and sin by: (0.1 mscale ln(factor) + 1) / (0.1 mscale_all ln(factor) + 1). hp_runnable
+ * refuses all but 1: every known model has 1. */
+double hp_rope_magnitude(const hp *h);
+/* The rope / 2 inverse frequencies theta^(-2i / rope), YaRN applied; worked out in double, rounded to f32 once. */
 void hp_inv_freq(const hp *h, float *inv_freq);
+/* The first and the last pair of YaRN's ramp: pairs up to low keep their frequency, pairs from high on are slowed
+ * by the whole factor. */
+void hp_yarn_ramp(const hp *h, double *low, double *high);
 
 #endif

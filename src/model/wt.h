@@ -6,7 +6,14 @@
  * are checked against hp when opening: a missing tensor, a wrong shape or type, a truncated file names itself.
  *
  * The absorbed matrices are made once: uk[h] = W_UK[h]^T [kv_lora, nope] and uv[h] = W_UV[h] [v_dim, kv_lora],
- * bf16 where kv_b is bf16 or fp8 (dequantised as a product would), f32 where it is f32.
+ * bf16 where kv_b is bf16 or fp8 (dequantised as a product would), f32 where it is f32. uv is a view of kv_b where
+ * that is not fp8.
+ *
+ * Whether a weight is fp8 is told by its tensor's type and its `_scale_inv`, never by config.json. Experts come one
+ * tensor each, or fused ([n_expert, 2 * moe_inter, hidden], gate rows first, and [n_expert, hidden, moe_inter]).
+ * Every tensor of the files is either used, or known to be skipped (draft layers that are not opened and the copies
+ * of embedding and head in them, other towers of a wrapper, rotary tables, scales of queries and values), or the
+ * folder is refused: a part of the model that nothing computes would be lost silently.
  */
 #ifndef MODEL_WT_H
 #define MODEL_WT_H
@@ -57,8 +64,10 @@ typedef struct wt {
     gemm_mat head;          /* [vocab, hidden]                                                        */
     const float *norm;      /* [hidden]                                                               */
     wt_layer *layer;        /* [n_layer + n_mtp]                                                      */
-    uint64_t hash[2];       /* XXH3-128 of config.json's canonical form and the files' headers        */
-    int64_t n_param;        /* as counted in weights.h                                                */
+    const float *k_scale;   /* [n_layer + n_mtp] of the cache's rows with kv = fp8 (1 where a layer has
+                               none), or NULL where the files have none at all                        */
+    uint64_t hash[2];       /* XXH3-128 of h.config_hash and the files' headers, in order of their names */
+    int64_t n_param;        /* as counted in weights.h, of what is open                               */
     int64_t bytes_mapped, bytes_owned; /* of the files in use, and of copies and absorbed matrices    */
     struct wt_store *store;
 } wt;
@@ -68,7 +77,7 @@ typedef struct wt {
 kvs_status wt_open(wt **out, const char *dir, int32_t with_mtp, kvs_error *err);
 void wt_close(wt *w);
 
-/* Rows [begin, end) or columns [begin, end) of a matrix. */
+/* Rows [begin, end) or columns [begin, end) of a matrix; n_out 0 stays n_out 0. Columns: begin < end. */
 gemm_mat wt_rows(const gemm_mat *m, int32_t begin, int32_t end);
 gemm_mat wt_cols(const gemm_mat *m, int32_t begin, int32_t end);
 

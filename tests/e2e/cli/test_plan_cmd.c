@@ -145,7 +145,8 @@ static void model_folders_are_read_and_refused_by_name(void **state)
           "\"num_hidden_layers\":27,\"num_attention_heads\":16,\"kv_lora_rank\":512,"
           "\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,"
           "\"n_routed_experts\":64,\"n_shared_experts\":2,\"first_k_dense_replace\":1,"
-          "\"max_position_embeddings\":163840}",
+          "\"max_position_embeddings\":163840,\"num_experts_per_tok\":6,\"norm_topk_prob\":false,"
+          "\"routed_scaling_factor\":1.0,\"rms_norm_eps\":1e-6,\"rope_theta\":10000}",
           f);
     fclose(f);
     prog p = RUN("plan", "-m", dir, "--json", "-", "--tp", "1", "--gpus", "1");

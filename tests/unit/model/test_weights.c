@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/weights.h"
+#include "model/weights.h"
 
-static geom preset(const char *name)
+static hp preset(const char *name)
 {
-    geom g;
-    assert_int_equal(geom_find(&g, name, NULL), KVS_OK);
+    hp g;
+    assert_int_equal(hp_find(&g, name, NULL), KVS_OK);
     return g;
 }
 
@@ -34,21 +34,21 @@ static void parameter_counts_are_the_published_ones(void **state)
         {"glm-5.2", 753329921024 - 9952920320, 9952920320},
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        const geom g = preset(want[i].name);
+        const hp g = preset(want[i].name);
         assert_int_equal(weights_params(&g, WEIGHTS_MAIN), want[i].n_main);
         assert_int_equal(weights_params(&g, WEIGHTS_MTP), want[i].n_mtp);
-        assert_string_equal(geom_preset((int32_t)i)->name, want[i].name);
+        assert_string_equal(hp_preset((int32_t)i)->name, want[i].name);
     }
-    assert_null(geom_preset((int32_t)(sizeof want / sizeof *want)));
-    assert_null(geom_preset(-1));
+    assert_null(hp_preset((int32_t)(sizeof want / sizeof *want)));
+    assert_null(hp_preset(-1));
 }
 
 /* A bf16 checkpoint is two bytes per parameter, and four per expert and layer of router bias. */
 static void bf16_bytes_are_two_per_parameter(void **state)
 {
     (void)state;
-    for (int32_t i = 0; geom_preset(i) != NULL; i++) {
-        const geom *g = geom_preset(i);
+    for (int32_t i = 0; hp_preset(i) != NULL; i++) {
+        const hp *g = hp_preset(i);
         const int64_t bias = g->router_bias ? 4 * (int64_t)g->n_expert : 0;
         assert_int_equal(weights_bytes(g, WEIGHTS_MAIN, KVS_WEIGHT_BF16),
                          2 * weights_params(g, WEIGHTS_MAIN) + bias * (g->n_layer - g->n_dense));
@@ -61,7 +61,7 @@ static void bf16_bytes_are_two_per_parameter(void **state)
 static void fp8_bytes_are_those_of_the_repository(void **state)
 {
     (void)state;
-    const geom g = preset("glm-5.2");
+    const hp g = preset("glm-5.2");
     const int64_t bytes = weights_bytes(&g, WEIGHTS_MAIN, KVS_WEIGHT_FP8) +
                           weights_bytes(&g, WEIGHTS_MTP, KVS_WEIGHT_FP8);
     assert_in_range(bytes, 755550000000, 755650000000);
@@ -70,30 +70,30 @@ static void fp8_bytes_are_those_of_the_repository(void **state)
 /* ---- a walk over small tensors --------------------------------------------------------------- */
 
 /* Small, with every kind of layer; no dimension is a multiple of 128 where it need not be. */
-static geom tiny(void)
+static hp tiny(void)
 {
-    return (geom){.name = "tiny",
-                  .vocab = 301,
-                  .hidden = 192,
-                  .inter = 330,
-                  .moe_inter = 270,
-                  .n_layer = 5,
-                  .n_dense = 2,
-                  .n_head = 8,
-                  .q_lora = 96,
-                  .kv_lora = 80,
-                  .nope = 24,
-                  .rope = 8,
-                  .v_dim = 40,
-                  .n_index_head = 4,
-                  .index_dim = 32,
-                  .topk = 16,
-                  .n_index_layer = 3,
-                  .n_expert = 6,
-                  .n_shared = 1,
-                  .router_bias = true,
-                  .n_mtp = 1,
-                  .max_ctx = 1000};
+    return (hp){.name = "tiny",
+                .vocab = 301,
+                .hidden = 192,
+                .inter = 330,
+                .moe_inter = 270,
+                .n_layer = 5,
+                .n_dense = 2,
+                .n_head = 8,
+                .q_lora = 96,
+                .kv_lora = 80,
+                .nope = 24,
+                .rope = 8,
+                .v_dim = 40,
+                .n_index_head = 4,
+                .index_dim = 32,
+                .topk = 16,
+                .n_index_layer = 3,
+                .n_expert = 6,
+                .n_shared = 1,
+                .router_bias = true,
+                .n_mtp = 1,
+                .max_ctx = 1000};
 }
 
 typedef struct walk {
@@ -167,7 +167,7 @@ static void visit_ffn(walk *w, int hidden, int inter, int n_expert)
     visit(w, hidden, inter, i, 128, n_expert, true);
 }
 
-static void visit_layer(walk *w, const geom *g, bool moe, bool index)
+static void visit_layer(walk *w, const hp *g, bool moe, bool index)
 {
     const int qd = g->nope + g->rope;
     const int kd = g->nope + g->v_dim;
@@ -201,7 +201,7 @@ static void visit_layer(walk *w, const geom *g, bool moe, bool index)
     }
 }
 
-static int64_t walk_main(const geom *g, kvs_weight_format format, int tp, int ep, int rank)
+static int64_t walk_main(const hp *g, kvs_weight_format format, int tp, int ep, int rank)
 {
     walk w = {format, tp, ep, rank, 0};
     visit(&w, g->vocab, g->hidden, 'o', 1, 0, false);
@@ -215,7 +215,7 @@ static int64_t walk_main(const geom *g, kvs_weight_format format, int tp, int ep
     return w.bytes;
 }
 
-static int64_t walk_mtp(const geom *g, kvs_weight_format format, int tp, int ep, int rank)
+static int64_t walk_mtp(const hp *g, kvs_weight_format format, int tp, int ep, int rank)
 {
     walk w = {format, tp, ep, rank, 0};
     visit(&w, 3, g->hidden, 'n', 0, 0, false);
@@ -224,7 +224,7 @@ static int64_t walk_mtp(const geom *g, kvs_weight_format format, int tp, int ep,
     return w.bytes;
 }
 
-static void check_ranks(const geom *g)
+static void check_ranks(const hp *g)
 {
     static const struct {
         int tp, ep;
@@ -252,7 +252,7 @@ static void check_ranks(const geom *g)
 static void bytes_of_a_rank_equal_a_walk_over_the_tensors(void **state)
 {
     (void)state;
-    geom g = tiny();
+    hp g = tiny();
     check_ranks(&g);
     g.q_lora = 0;
     g.n_index_head = 0;
@@ -267,7 +267,7 @@ static void bytes_of_a_rank_equal_a_walk_over_the_tensors(void **state)
 static void scale_blocks_that_heads_share_are_counted_on_both_ranks(void **state)
 {
     (void)state;
-    geom g = tiny();
+    hp g = tiny();
     g.n_head = 4;
     g.nope = 60;
     g.v_dim = 40; /* kv_b rows of a head: 100 */

@@ -1,8 +1,9 @@
-/* engine/weights.c - the inventory of tensors. */
-#include "engine/weights.h"
+/* model/weights.c - the inventory of tensors. */
+#include "model/weights.h"
 
 #include <assert.h>
 
+#include "model/wt.h"
 #include "shard/shard.h"
 
 enum { BLOCK = 128, MAX_TENSOR = 24 };
@@ -63,7 +64,7 @@ static void add_ffn(tensor_list *l, int64_t hidden, int64_t inter, int32_t n_exp
                     .n_expert = n_expert});
 }
 
-static void list_top(tensor_list *l, const geom *g)
+static void list_top(tensor_list *l, const hp *g)
 {
     add_split(l, g->vocab, g->hidden, SPLIT_OUT, 1, STORE_BF16);
     if (!g->tied) {
@@ -73,7 +74,7 @@ static void list_top(tensor_list *l, const geom *g)
 }
 
 /* Both norms of a layer and its attention. */
-static void list_attention(tensor_list *l, const geom *g)
+static void list_attention(tensor_list *l, const hp *g)
 {
     const int64_t q_head = (int64_t)g->nope + g->rope;
     const int64_t kv_head = (int64_t)g->nope + g->v_dim;
@@ -92,7 +93,7 @@ static void list_attention(tensor_list *l, const geom *g)
     add_split(l, g->hidden, (int64_t)g->n_head * g->v_dim, SPLIT_IN, g->v_dim, STORE_QUANT);
 }
 
-static void list_indexer(tensor_list *l, const geom *g)
+static void list_indexer(tensor_list *l, const hp *g)
 {
     add_whole(l, (int64_t)g->n_index_head * g->index_dim, g->q_lora, STORE_QUANT);
     add_whole(l, g->index_dim, g->hidden, STORE_QUANT);
@@ -100,12 +101,12 @@ static void list_indexer(tensor_list *l, const geom *g)
     add_whole(l, g->n_index_head, g->hidden, STORE_BF16);
 }
 
-static void list_dense(tensor_list *l, const geom *g)
+static void list_dense(tensor_list *l, const hp *g)
 {
     add_ffn(l, g->hidden, g->inter, 0);
 }
 
-static void list_moe(tensor_list *l, const geom *g)
+static void list_moe(tensor_list *l, const hp *g)
 {
     if (g->n_expert == 0) {
         list_dense(l, g);
@@ -122,7 +123,7 @@ static void list_moe(tensor_list *l, const geom *g)
 }
 
 /* enorm, hnorm, shared_head.norm, eh_proj */
-static void list_mtp(tensor_list *l, const geom *g)
+static void list_mtp(tensor_list *l, const hp *g)
 {
     for (int i = 0; i < 3; i++) {
         add_whole(l, 1, g->hidden, STORE_BF16);
@@ -132,13 +133,13 @@ static void list_mtp(tensor_list *l, const geom *g)
 
 /* A group of tensors and how often the part has it. */
 typedef struct block {
-    void (*list)(tensor_list *l, const geom *g);
+    void (*list)(tensor_list *l, const hp *g);
     int32_t n;
 } block;
 
 enum { N_BLOCK = 5 };
 
-static void part_blocks(const geom *g, weights_part part, block b[N_BLOCK])
+static void part_blocks(const hp *g, weights_part part, block b[N_BLOCK])
 {
     const bool mtp = part == WEIGHTS_MTP;
     const int32_t n_layer = mtp ? g->n_mtp : g->n_layer;
@@ -170,12 +171,12 @@ static int64_t region_bytes(store s, kvs_weight_format format, int64_t r0, int64
     return n + r_block * c_block * 4;
 }
 
-/* The first row or column of share i of n. */
-static int64_t share_begin(int64_t dim, int64_t unit, int32_t n, int32_t i)
+/* The rows or columns of share i of n: whole units, the last one short. */
+static void share(int64_t dim, int64_t unit, int32_t n, int32_t i, int64_t *begin, int64_t *end)
 {
-    const int64_t n_unit = shard_cdiv(dim, unit);
-    const int64_t at = i * n_unit / n * unit;
-    return at < dim ? at : dim;
+    const wt_range r = wt_share((int32_t)shard_cdiv(dim, unit), n, i);
+    *begin = r.begin * unit < dim ? r.begin * unit : dim;
+    *end = r.end * unit < dim ? r.end * unit : dim;
 }
 
 static int64_t tensor_rank_bytes(const tensor *t, kvs_weight_format format, int32_t tp, int32_t ep,
@@ -187,24 +188,22 @@ static int64_t tensor_rank_bytes(const tensor *t, kvs_weight_format format, int3
     if (t->n_expert > 0) {
         n = tp / ep;
         i = rank % n;
-        const int64_t group = rank / n;
-        copies = (group + 1) * t->n_expert / ep - group * t->n_expert / ep;
+        const wt_range held = wt_share(t->n_expert, ep, rank / n);
+        copies = held.end - held.begin;
     }
     int64_t r0 = 0;
     int64_t r1 = t->out;
     int64_t c0 = 0;
     int64_t c1 = t->in;
     if (t->split == SPLIT_OUT) {
-        r0 = share_begin(t->out, t->unit, n, i);
-        r1 = share_begin(t->out, t->unit, n, i + 1);
+        share(t->out, t->unit, n, i, &r0, &r1);
     } else if (t->split == SPLIT_IN) {
-        c0 = share_begin(t->in, t->unit, n, i);
-        c1 = share_begin(t->in, t->unit, n, i + 1);
+        share(t->in, t->unit, n, i, &c0, &c1);
     }
     return copies * region_bytes(t->store, format, r0, r1, c0, c1);
 }
 
-int64_t weights_params(const geom *g, weights_part part)
+int64_t weights_params(const hp *g, weights_part part)
 {
     block b[N_BLOCK];
     part_blocks(g, part, b);
@@ -222,7 +221,7 @@ int64_t weights_params(const geom *g, weights_part part)
     return sum;
 }
 
-int64_t weights_rank_bytes(const geom *g, weights_part part, kvs_weight_format format, int32_t tp,
+int64_t weights_rank_bytes(const hp *g, weights_part part, kvs_weight_format format, int32_t tp,
                            int32_t ep, int32_t rank)
 {
     block b[N_BLOCK];
@@ -238,13 +237,13 @@ int64_t weights_rank_bytes(const geom *g, weights_part part, kvs_weight_format f
     return sum;
 }
 
-int64_t weights_bytes(const geom *g, weights_part part, kvs_weight_format format)
+int64_t weights_bytes(const hp *g, weights_part part, kvs_weight_format format)
 {
     return weights_rank_bytes(g, part, format, 1, 1, 0);
 }
 
-int64_t weights_rank_bytes_max(const geom *g, weights_part part, kvs_weight_format format,
-                               int32_t tp, int32_t ep)
+int64_t weights_rank_bytes_max(const hp *g, weights_part part, kvs_weight_format format, int32_t tp,
+                               int32_t ep)
 {
     int64_t most = 0;
     for (int32_t r = 0; r < tp; r++) {

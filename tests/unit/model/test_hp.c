@@ -1,29 +1,41 @@
-/* Reading config.json: the public models give the presets' geometry, in both styles that files
- * come in; whatever is missing, mistyped, out of range or unknown is refused by name. */
+/* Reading config.json: the public models give the presets, in both styles that files come in; whatever is missing,
+ * mistyped, out of range, unknown or beyond this library is refused by name. */
 #include "unit/unit.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/geom.h"
+#include <math.h>
+
+#include "model/hp.h"
 
 #define V32_DIMS                                                                                   \
     "\"vocab_size\":129280,\"hidden_size\":7168,\"intermediate_size\":18432,"                      \
     "\"num_hidden_layers\":61,\"num_attention_heads\":128,\"num_key_value_heads\":128,"            \
     "\"q_lora_rank\":1536,\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,"  \
-    "\"v_head_dim\":128,\"max_position_embeddings\":163840"
+    "\"v_head_dim\":128,\"max_position_embeddings\":163840,\"rms_norm_eps\":1e-06,"                \
+    "\"bos_token_id\":0,\"eos_token_id\":1,\"hidden_act\":\"silu\""
+#define ROUTER                                                                                     \
+    "\"n_shared_experts\":1,\"num_experts_per_tok\":8,\"n_group\":8,\"topk_group\":4,"             \
+    "\"norm_topk_prob\":true,\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\","          \
+    "\"topk_method\":\"noaux_tc\""
 #define V32_MOE                                                                                    \
-    "\"n_routed_experts\":256,\"n_shared_experts\":1,\"moe_intermediate_size\":2048,"              \
-    "\"first_k_dense_replace\":3,\"moe_layer_freq\":1"
+    "\"n_routed_experts\":256,\"moe_intermediate_size\":2048,"                                     \
+    "\"first_k_dense_replace\":3,\"moe_layer_freq\":1," ROUTER
+#define YARN_40(m)                                                                                 \
+    "\"rope_theta\":10000,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,"                      \
+    "\"original_max_position_embeddings\":4096,\"beta_fast\":32,\"beta_slow\":1,\"mscale\":" m     \
+    ",\"mscale_all_dim\":" m "}"
 #define V32_INDEX "\"index_n_heads\":64,\"index_head_dim\":128,\"index_topk\":2048"
 #define V32_ARCH  "\"architectures\":[\"DeepseekV32ForCausalLM\"],\"model_type\":\"deepseek_v32\""
 #define FP8                                                                                        \
     "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","                          \
     "\"weight_block_size\":[128,128],\"scale_fmt\":\"ue8m0\"}"
 
-static const char k_v32[] = "{" V32_ARCH "," V32_DIMS "," V32_MOE "," V32_INDEX
-                            ",\"num_nextn_predict_layers\":1,\"rope_scaling\":{\"type\":\"yarn\"},"
-                            "\"tie_word_embeddings\":false,\"attention_bias\":false," FP8 "}";
+static const char k_v32[] =
+    "{" V32_ARCH "," V32_DIMS "," V32_MOE "," V32_INDEX ",\"num_nextn_predict_layers\":1," YARN_40(
+        "1") ","
+             "\"tie_word_embeddings\":false,\"attention_bias\":false," FP8 "}";
 
 static const char k_v2_lite[] =
     "{\"architectures\":[\"DeepseekV2ForCausalLM\"],\"vocab_size\":102400,\"hidden_size\":2048,"
@@ -31,7 +43,10 @@ static const char k_v2_lite[] =
     "\"num_attention_heads\":16,\"num_key_value_heads\":16,\"q_lora_rank\":null,"
     "\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,"
     "\"n_routed_experts\":64,\"n_shared_experts\":2,\"first_k_dense_replace\":1,"
-    "\"moe_layer_freq\":1,\"max_position_embeddings\":163840,\"torch_dtype\":\"bfloat16\"}";
+    "\"moe_layer_freq\":1,\"max_position_embeddings\":163840,\"torch_dtype\":\"bfloat16\","
+    "\"num_experts_per_tok\":6,\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":false,"
+    "\"routed_scaling_factor\":1.0,\"scoring_func\":\"softmax\",\"topk_method\":\"greedy\","
+    "\"rms_norm_eps\":1e-06,\"bos_token_id\":100000,\"eos_token_id\":100001," YARN_40("0.707") "}";
 
 /* GLM-5.2 as transformers 5 writes it: %s is what says which layers have an indexer. */
 static const char k_glm52[] =
@@ -41,32 +56,51 @@ static const char k_glm52[] =
     "\"num_key_value_heads\":64,\"q_lora_rank\":2048,\"kv_lora_rank\":512,"
     "\"qk_nope_head_dim\":192,\"qk_rope_head_dim\":64,\"v_head_dim\":256,\"index_n_heads\":32,"
     "\"index_head_dim\":128,\"index_topk\":2048,\"n_routed_experts\":256,\"n_shared_experts\":1,"
+    "\"num_experts_per_tok\":8,\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,"
+    "\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\","
+    "\"rms_norm_eps\":1e-05,\"eos_token_id\":[154820,154827,154829],\"rope_interleave\":true,"
+    "\"moe_router_dtype\":\"float32\",\"qk_head_dim\":256,"
     "\"first_k_dense_replace\":3,\"num_nextn_predict_layers\":1,"
     "\"max_position_embeddings\":1048576,"
     "\"rope_parameters\":{\"rope_theta\":8e6,\"rope_type\":\"default\"}," FP8 "%s}";
 
-static kvs_status parse(geom *g, const char *text, kvs_error *err)
+#define SHARE ",\"index_share_for_mtp_iteration\":true"
+
+static kvs_status parse(hp *g, const char *text, kvs_error *err)
 {
-    return geom_parse(g, "m", text, strlen(text), err);
+    return hp_parse(g, "m", text, strlen(text), err);
 }
 
-static void assert_like_preset(const geom *got, const char *name)
+/* Everything but the name and the hash of the text. */
+static void assert_like_preset(const hp *got, const char *name)
 {
-    geom want;
-    assert_int_equal(geom_find(&want, name, NULL), KVS_OK);
+    hp want;
+    assert_int_equal(hp_find(&want, name, NULL), KVS_OK);
     assert_string_equal(got->arch, want.arch);
+    assert_string_equal(got->model_type, want.model_type);
+    assert_string_equal(got->stored_as, want.stored_as);
+    assert_string_equal(got->prefix, "");
 #define SAME(f) assert_int_equal(got->f, want.f)
     SAME(vocab), SAME(hidden), SAME(inter), SAME(moe_inter), SAME(n_layer), SAME(n_dense);
     SAME(n_head), SAME(q_lora), SAME(kv_lora), SAME(nope), SAME(rope), SAME(v_dim);
     SAME(n_index_head), SAME(index_dim), SAME(topk), SAME(n_index_layer), SAME(n_expert);
     SAME(n_shared), SAME(router_bias), SAME(tied), SAME(n_mtp), SAME(max_ctx), SAME(stored);
+    SAME(family), SAME(index_interleaved), SAME(index_share_mtp), SAME(n_active), SAME(n_group);
+    SAME(topk_group), SAME(router), SAME(group_max), SAME(norm_topk), SAME(yarn), SAME(yarn_orig);
+    SAME(bos), SAME(n_eos);
 #undef SAME
+#define SAME(f) assert_true(got->f == want.f)
+    SAME(route_scale), SAME(eps), SAME(theta), SAME(yarn_factor), SAME(yarn_beta_fast);
+    SAME(yarn_beta_slow), SAME(yarn_mscale), SAME(yarn_mscale_all);
+#undef SAME
+    assert_memory_equal(got->index_full, want.index_full, sizeof want.index_full);
+    assert_memory_equal(got->eos, want.eos, sizeof want.eos);
 }
 
 static void public_models_are_read_as_their_presets(void **state)
 {
     (void)state;
-    geom g;
+    hp g;
     assert_int_equal(parse(&g, k_v32, NULL), KVS_OK);
     assert_like_preset(&g, "deepseek-v3.2");
     assert_string_equal(g.name, "m");
@@ -87,14 +121,15 @@ static void index_layers_come_from_the_list_then_from_frequency_then_are_all(voi
     }
     static char extra[1024];
     static char text[4096];
-    geom g;
+    hp g;
 
-    snprintf(extra, sizeof extra, ",\"indexer_types\":[%s]", list);
+    snprintf(extra, sizeof extra, SHARE ",\"indexer_types\":[%s]", list);
     snprintf(text, sizeof text, k_glm52, extra);
     assert_int_equal(parse(&g, text, NULL), KVS_OK);
     assert_like_preset(&g, "glm-5.2");
 
     snprintf(text, sizeof text, k_glm52,
+             SHARE
              ",\"index_topk_freq\":4,\"index_skip_topk_offset\":3,\"index_topk_pattern\":null");
     assert_int_equal(parse(&g, text, NULL), KVS_OK);
     assert_like_preset(&g, "glm-5.2");
@@ -113,9 +148,8 @@ static void index_layers_come_from_the_list_then_from_frequency_then_are_all(voi
 static void dense_layers_come_from_either_key_and_must_agree(void **state)
 {
     (void)state;
-    const char *base =
-        "{" V32_ARCH "," V32_DIMS "," V32_INDEX ",\"n_routed_experts\":8,\"n_shared_experts\":1,"
-        "\"moe_intermediate_size\":256,\"num_hidden_layers_\":0%s}";
+    const char *base = "{" V32_ARCH "," V32_DIMS "," V32_INDEX ",\"n_routed_experts\":64," ROUTER
+                       ",\"moe_intermediate_size\":256," YARN_40("1") "%s}";
     char types[61 * 10 + 64] = "";
     for (int i = 0; i < 61; i++) {
         strcat(types, i > 0 ? "," : "");
@@ -123,7 +157,7 @@ static void dense_layers_come_from_either_key_and_must_agree(void **state)
     }
     char extra[1024];
     char text[4096];
-    geom g;
+    hp g;
     kvs_error err;
     snprintf(extra, sizeof extra, ",\"mlp_layer_types\":[%s]", types);
     snprintf(text, sizeof text, base, extra);
@@ -205,7 +239,7 @@ static void each_bad_value_is_refused_by_its_key(void **state)
         {"quantization_config", "{}", KVS_FORMAT},
     };
     for (size_t i = 0; i < UNIT_COUNT(bad); i++) {
-        geom g;
+        hp g;
         kvs_error err = {.code = KVS_OK};
         const kvs_status st = parse(&g, with(k_v32, bad[i].key, bad[i].value), &err);
         if (st != bad[i].st || strstr(err.text, bad[i].key) == NULL) {
@@ -218,7 +252,7 @@ static void each_bad_value_is_refused_by_its_key(void **state)
 static void unknown_architectures_are_refused_with_the_known_ones(void **state)
 {
     (void)state;
-    geom g;
+    hp g;
     kvs_error err;
     const char *text = with(k_v32, "architectures", "[\"LlamaForCausalLM\"]");
     assert_int_equal(parse(&g, text, &err), KVS_UNSUPPORTED);
@@ -239,11 +273,12 @@ static void index_layer_lists_that_cannot_be_are_refused(void **state)
     } bad[] = {
         {",\"indexer_types\":[\"full\"]", "indexer_types", KVS_FORMAT},
         {",\"indexer_types\":{}", "indexer_types", KVS_FORMAT},
-        {",\"index_topk_pattern\":\"FSS\"", "index_topk_pattern", KVS_UNSUPPORTED},
+        {",\"index_topk_pattern\":\"FSS\"", "index_topk_pattern", KVS_FORMAT},
+        {",\"index_topk_pattern\":[\"F\"]", "index_topk_pattern", KVS_FORMAT},
         {",\"index_topk_freq\":4", "index_skip_topk_offset is missing", KVS_FORMAT},
         {",\"index_topk_freq\":0,\"index_skip_topk_offset\":3", "index_topk_freq", KVS_FORMAT},
     };
-    geom g;
+    hp g;
     kvs_error err;
     static char text[8192];
     for (size_t i = 0; i < UNIT_COUNT(bad); i++) {
@@ -264,7 +299,7 @@ static void index_layer_lists_that_cannot_be_are_refused(void **state)
 static void malformed_text_is_refused_with_its_place(void **state)
 {
     (void)state;
-    geom g;
+    hp g;
     kvs_error err;
     assert_int_equal(parse(&g, "", &err), KVS_FORMAT);
     assert_int_equal(parse(&g, "[1,2]", &err), KVS_FORMAT);
@@ -275,7 +310,7 @@ static void malformed_text_is_refused_with_its_place(void **state)
     assert_non_null(strstr(err.text, "duplicate"));
     /* every cut of a good file */
     for (size_t n = 0; n + 1 < sizeof k_v32 - 1; n += 7) {
-        assert_int_equal(geom_parse(&g, "m", k_v32, n, &err), KVS_FORMAT);
+        assert_int_equal(hp_parse(&g, "m", k_v32, n, &err), KVS_FORMAT);
     }
     /* a value that nobody reads, nested far deeper than the stack would bear */
     enum { DEEP = 100000 };
@@ -302,7 +337,7 @@ static void other_quantisations_are_told_apart_from_fp8_blocks(void **state)
         {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "fp8", KVS_WEIGHT_FP8},
     };
     for (size_t i = 0; i < UNIT_COUNT(form); i++) {
-        geom g;
+        hp g;
         assert_int_equal(parse(&g, with(k_v32, "quantization_config", form[i].value), NULL),
                          KVS_OK);
         assert_int_equal(g.stored, form[i].stored);
@@ -313,31 +348,31 @@ static void other_quantisations_are_told_apart_from_fp8_blocks(void **state)
 static void folders_are_read_and_named_by_their_last_part(void **state)
 {
     (void)state;
-    char dir[] = "/tmp/kvspan-geom-XXXXXX";
+    char dir[] = "/tmp/kvspan-hp-XXXXXX";
     assert_non_null(mkdtemp(dir));
     char path[128];
     char model[64];
     snprintf(model, sizeof model, "%s/Some-Model", dir);
     snprintf(path, sizeof path, "%s/config.json", model);
-    geom g;
+    hp g;
     kvs_error err;
-    assert_int_equal(geom_read(&g, model, &err), KVS_IO);
+    assert_int_equal(hp_read(&g, model, &err), KVS_IO);
     assert_non_null(strstr(err.text, "config.json"));
     assert_int_equal(mkdir(model, 0700), 0);
     FILE *f = fopen(path, "w");
     assert_non_null(f);
     fputs(k_v32, f);
     fclose(f);
-    assert_int_equal(geom_read(&g, model, &err), KVS_OK);
+    assert_int_equal(hp_read(&g, model, &err), KVS_OK);
     assert_string_equal(g.name, "Some-Model");
     strcat(model, "//");
-    assert_int_equal(geom_read(&g, model, &err), KVS_OK);
+    assert_int_equal(hp_read(&g, model, &err), KVS_OK);
     assert_string_equal(g.name, "Some-Model");
     f = fopen(path, "w");
     assert_non_null(f);
     fputs("{", f);
     fclose(f);
-    assert_int_equal(geom_read(&g, model, &err), KVS_FORMAT);
+    assert_int_equal(hp_read(&g, model, &err), KVS_FORMAT);
     assert_non_null(strstr(err.text, "Some-Model"));
     unlink(path);
     rmdir(model);
@@ -346,7 +381,7 @@ static void folders_are_read_and_named_by_their_last_part(void **state)
     assert_non_null(longest);
     memset(longest, 'x', 4999);
     longest[4999] = '\0';
-    assert_int_equal(geom_read(&g, longest, &err), KVS_INVALID);
+    assert_int_equal(hp_read(&g, longest, &err), KVS_INVALID);
     free(longest);
 }
 

@@ -1,0 +1,32 @@
+/* model/weights.h - the tensors of a model, and what they take: parameters and bytes, of the whole
+ * checkpoint and of one rank.
+ *
+ * One inventory (weights.c) lists every tensor with its shape, how it is stored and how the
+ * ranks of a TP group share it; every sum here walks it. Counted as parameters: all but scales
+ * and the router's bias. The embedding and head that some checkpoints repeat in a draft layer
+ * are not counted.
+ *
+ * Which rank holds what is wt_share's rule (wt.h). */
+#ifndef MODEL_WEIGHTS_H
+#define MODEL_WEIGHTS_H
+
+#include <stdint.h>
+
+#include "model/hp.h"
+
+typedef enum weights_part { WEIGHTS_MAIN, WEIGHTS_MTP } weights_part;
+
+int64_t weights_params(const hp *g, weights_part part);
+
+/* format is resolved: BF16 or FP8. */
+int64_t weights_bytes(const hp *g, weights_part part, kvs_weight_format format);
+
+/* The bytes of one rank: 0 <= rank < tp, 1 <= ep <= tp. */
+int64_t weights_rank_bytes(const hp *g, weights_part part, kvs_weight_format format, int32_t tp,
+                           int32_t ep, int32_t rank);
+
+/* Their largest over ranks. */
+int64_t weights_rank_bytes_max(const hp *g, weights_part part, kvs_weight_format format,
+                               int32_t tp, int32_t ep);
+
+#endif
