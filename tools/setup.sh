@@ -4,7 +4,8 @@
 set -euo pipefail
 
 declare -A group=(
-    [base]="build-essential cmake ninja-build pkg-config libxxhash-dev libcmocka-dev libjansson-dev"
+    [base]="build-essential cmake ninja-build pkg-config libxxhash-dev libcmocka-dev libjansson-dev
+          libpcre2-dev"
     [mpi]="mpi-default-dev mpi-default-bin"
     [fuzz]="clang libclang-rt-14-dev"
     [valgrind]="valgrind"

@@ -8,6 +8,7 @@
 #include "kvspan/log.h"
 #include "kvspan/plan.h"
 #include "kvspan/status.h"
+#include "kvspan/text.h"
 #include "kvspan/version.h"
 
 #endif
