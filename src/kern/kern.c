@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "kern/ref/ref.h"
 #include "kern/x86/attn_x86.h"
+#include "kern/x86/gemm_x86.h"
 #include "kern/x86/index_x86.h"
 #include "kern/x86/merge_x86.h"
 #include "kern/x86/ops_x86.h"
@@ -53,6 +54,9 @@ static const kern_variant g_variants[] = {
     {KERN_OP_act, "avx512", CPU_NEED_AVX512, act_apply_avx512},
     {KERN_OP_route, "avx2", CPU_NEED_AVX2, route_apply_avx2},
     {KERN_OP_route, "avx512", CPU_NEED_AVX512, route_apply_avx512},
+    {KERN_OP_gemm, "avx2", CPU_NEED_AVX2, gemm_apply_avx2},
+    {KERN_OP_gemm, "avx512", CPU_NEED_AVX512, gemm_apply_avx512},
+    {KERN_OP_gemm, "avx512bf16", CPU_NEED_AVX512BF16, gemm_apply_avx512bf16},
 #endif
 };
 

@@ -9,6 +9,7 @@
 #define KVS_KERN_KERN_H
 
 #include "kern/attn.h"
+#include "kern/gemm.h"
 #include "kern/index.h"
 #include "kern/kvio.h"
 #include "kern/ops.h"
@@ -21,7 +22,7 @@ extern "C" {
 #define KERN_OP_LIST(X)                                                                                 \
     X(attn) X(merge) X(quant_q) X(index_quant) X(index_score) X(topk) X(topk_merge) X(localise)        \
     X(kv_write) X(index_write) X(gather)                                                                \
-    X(norm) X(rope) X(act) X(route)
+    X(norm) X(rope) X(act) X(route) X(gemm)
 
 typedef enum kern_op {
 #define KERN_OP_ENUM(name) KERN_OP_##name,
@@ -52,6 +53,8 @@ typedef struct kern_table {
     rope_fn rope;
     act_fn act;
     route_fn route;
+    gemm_fn gemm;
+    gemm_scratch_fn gemm_scratch;
 } kern_table;
 
 /* One implementation of one op. `apply` overwrites the op's slots in a table. */

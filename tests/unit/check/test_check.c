@@ -444,6 +444,30 @@ static void route_high_ties(const route_args *in, dev_queue *q)
     }
 }
 
+static void gemm_one_scale(const gemm_args *in, dev_queue *q)
+{
+    gemm_args a = *in;
+    float one[64];
+    for (int32_t i = 0; i < 64; i++) {
+        one[i] = 1.0f; /* the scale of the first block for all of the tensor */
+    }
+    a.w.scale = a.w.type == GEMM_FP8 ? one : NULL;
+    g_ref.gemm(&a, q);
+    for (int64_t r = 0; r < in->n_row && in->w.type == GEMM_FP8; r++) {
+        for (int64_t o = 0; o < in->w.n_out; o++) {
+            a.y[r * a.y_stride + o] *= in->w.scale[0];
+        }
+    }
+}
+
+static void gemm_by_company(const gemm_args *a, dev_queue *q)
+{
+    g_ref.gemm(a, q);
+    for (int64_t r = 0; r < a->n_row && a->n_row > 1 && a->w.n_out > 0; r++) {
+        a->y[r * a->y_stride] = nextafterf(a->y[r * a->y_stride], 0.0f);
+    }
+}
+
 #define WRONG(op, name)                                                                            \
     static void apply_##name(kern_table *t)                                                        \
     {                                                                                              \
@@ -489,7 +513,9 @@ static void route_high_ties(const route_args *in, dev_queue *q)
     Y(act, act_swapped, "random", 12)                                                              \
     Y(route, route_no_bias, "random", 12)                                                          \
     Y(route, route_bias_weighs, "random", 12)                                                      \
-    Y(route, route_high_ties, "ties", 12)
+    Y(route, route_high_ties, "ties", 12)                                                          \
+    X(gemm, gemm_one_scale, "random", 12)                                                         \
+    X(gemm, gemm_by_company, "alone", 12)
 
 WRONG_SCRATCH(attn, attn_forgets_last)
 WRONG_SCRATCH(attn, attn_base_two)
@@ -524,6 +550,8 @@ WRONG(act, act_swapped)
 WRONG(route, route_no_bias)
 WRONG(route, route_bias_weighs)
 WRONG(route, route_high_ties)
+WRONG_SCRATCH(gemm, gemm_one_scale)
+WRONG_SCRATCH(gemm, gemm_by_company)
 
 /* The reference of an op and one more variant. */
 static void two_variants(kern_variant list[2], kern_op op, kern_variant second)

@@ -1,0 +1,33 @@
+/* x86/gemm_avx512bf16.c - products with a weight matrix for AVX-512 with products of bf16 pairs; f32
+ * weights through FMA. Subnormal bf16 values count as 0 (simd.h).
+ */
+#define SIMD_LANES 16
+#define GEMM_DOT   1
+#include "kern/x86/gemm_loops.h"
+
+static const gemm_isa g_isa = {
+    .n_out = NR,
+    .block_f32 = 1024,
+    .block_bf16 = 2048,
+    .panel_out = 64,
+    .panel_row = 96,
+    .dot_f32 = dot_f32,
+    .dot_bf16 = dot_bf16,
+    .dequant = dequant,
+};
+
+static void gemm_simd(const gemm_args *a, dev_queue *q)
+{
+    gemm_run(&g_isa, a, q);
+}
+
+static size_t gemm_scratch_simd(const gemm_args *a, const dev_queue *q)
+{
+    return gemm_scratch_run(&g_isa, a, q);
+}
+
+void GEMM_X86_AVX512BF16(gemm_apply)(kern_table *t)
+{
+    t->gemm = gemm_simd;
+    t->gemm_scratch = gemm_scratch_simd;
+}

@@ -1,0 +1,260 @@
+/* x86/gemm_vec.h - the operations on vectors of simd.h that products need besides: bytes, the two
+ * halves of bf16 pairs, sums over lanes.
+ *
+ * Include simd_more.h first. Same rules: static inline, the emulated form gives the bits of the
+ * hardware. "Within 128 bits" is meant where an operation's name says zip or shuffle.
+ */
+#ifndef KERN_X86_GEMM_VEC_H
+#define KERN_X86_GEMM_VEC_H
+
+#include "kern/x86/simd_more.h"
+
+/* The even elements of a vector of bf16, as f32; the odd ones. */
+SIMD_FN vf vf_even_bf16(vi x)
+{
+    return vf_of_vi(vi_sll(x, 16));
+}
+
+SIMD_FN vf vf_odd_bf16(vi x)
+{
+    return vf_of_vi(vi_and(x, vi_set1((int32_t)0xffff0000u)));
+}
+
+#if SIMD_LANES == 8 || defined(SIMD_EMULATE)
+
+/* Per 128 bits: the four sums over its lanes, (0 + 2) + (1 + 3). */
+SIMD_FN __m256 sum_quads(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+}
+
+SIMD_FN __m256i zip_lo_bytes(__m256i a, __m256i b)
+{
+    return _mm256_unpacklo_epi8(a, b);
+}
+
+SIMD_FN __m256i zip_hi_bytes(__m256i a, __m256i b)
+{
+    return _mm256_unpackhi_epi8(a, b);
+}
+
+#endif
+
+#if SIMD_LANES == 8
+
+SIMD_FN vi vi_of_128(__m128i x)
+{
+    return _mm256_broadcastsi128_si256(x);
+}
+
+/* The sums over all lanes: within 128 bits as above, then halves onto halves. */
+SIMD_FN __m128 vf_sum4(vf a, vf b, vf c, vf d)
+{
+    const __m256 s = sum_quads(a, b, c, d);
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+/* Orders the quarters of 128 bits so that zipping with zeros gives words in order. */
+SIMD_FN vi vb_before_zip(vi x)
+{
+    return _mm256_permute4x64_epi64(x, 0xd8);
+}
+
+SIMD_FN vi vb_zip_lo(vi a, vi b)
+{
+    return zip_lo_bytes(a, b);
+}
+
+SIMD_FN vi vb_zip_hi(vi a, vi b)
+{
+    return zip_hi_bytes(a, b);
+}
+
+SIMD_FN vi vb_set1(int x)
+{
+    return _mm256_set1_epi8((char)x);
+}
+
+SIMD_FN vi vb_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+
+SIMD_FN vi vi_xor(vi a, vi b)
+{
+    return _mm256_xor_si256(a, b);
+}
+
+/* All bits of the bytes that are 0. */
+SIMD_FN vi vb_is_zero(vi x)
+{
+    return _mm256_cmpeq_epi8(x, _mm256_setzero_si256());
+}
+
+SIMD_FN vi vb_max(vi a, vi b)
+{
+    return _mm256_max_epu8(a, b);
+}
+
+SIMD_FN int vb_any_equal(vi a, vi b)
+{
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(a, b)) != 0;
+}
+
+/* Byte i: table[index i & 15]; the table is repeated in every 128 bits. */
+SIMD_FN vi vb_shuffle(vi table, vi index)
+{
+    return _mm256_shuffle_epi8(table, index);
+}
+
+SIMD_FN vi vw_add(vi a, vi b)
+{
+    return _mm256_add_epi16(a, b);
+}
+
+SIMD_FN vi vw_sll4(vi a)
+{
+    return _mm256_slli_epi16(a, 4);
+}
+
+#elif defined(SIMD_EMULATE)
+
+SIMD_FN vi vi_of_128(__m128i x)
+{
+    return vi_pair(_mm256_broadcastsi128_si256(x), _mm256_broadcastsi128_si256(x));
+}
+
+SIMD_FN __m128 vf_sum4(vf a, vf b, vf c, vf d)
+{
+    const __m256 s =
+        _mm256_add_ps(sum_quads(a.lo, b.lo, c.lo, d.lo), sum_quads(a.hi, b.hi, c.hi, d.hi));
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+SIMD_FN vi vb_before_zip(vi x)
+{
+    const __m256i lo = _mm256_permute4x64_epi64(x.lo, 0xd8);
+    const __m256i hi = _mm256_permute4x64_epi64(x.hi, 0xd8);
+    return vi_pair(_mm256_unpacklo_epi64(lo, hi), _mm256_unpackhi_epi64(lo, hi));
+}
+
+SIMD_FN vi vb_zip_lo(vi a, vi b)
+{
+    return vi_pair(zip_lo_bytes(a.lo, b.lo), zip_lo_bytes(a.hi, b.hi));
+}
+
+SIMD_FN vi vb_zip_hi(vi a, vi b)
+{
+    return vi_pair(zip_hi_bytes(a.lo, b.lo), zip_hi_bytes(a.hi, b.hi));
+}
+
+SIMD_FN vi vb_set1(int x)
+{
+    return vi_pair(_mm256_set1_epi8((char)x), _mm256_set1_epi8((char)x));
+}
+
+SIMD_FN vi vb_zero(void)
+{
+    return vi_set1(0);
+}
+
+SIMD_FN vi vi_xor(vi a, vi b)
+{
+    return vi_pair(_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi));
+}
+
+SIMD_FN vi vb_is_zero(vi x)
+{
+    const __m256i zero = _mm256_setzero_si256();
+    return vi_pair(_mm256_cmpeq_epi8(x.lo, zero), _mm256_cmpeq_epi8(x.hi, zero));
+}
+
+SIMD_FN vi vb_max(vi a, vi b)
+{
+    return vi_pair(_mm256_max_epu8(a.lo, b.lo), _mm256_max_epu8(a.hi, b.hi));
+}
+
+SIMD_FN int vb_any_equal(vi a, vi b)
+{
+    return _mm256_movemask_epi8(
+               _mm256_or_si256(_mm256_cmpeq_epi8(a.lo, b.lo), _mm256_cmpeq_epi8(a.hi, b.hi))) != 0;
+}
+
+SIMD_FN vi vb_shuffle(vi table, vi index)
+{
+    return vi_pair(_mm256_shuffle_epi8(table.lo, index.lo),
+                   _mm256_shuffle_epi8(table.hi, index.hi));
+}
+
+#else /* AVX-512 */
+
+SIMD_FN vi vi_of_128(__m128i x)
+{
+    return _mm512_broadcast_i32x4(x);
+}
+
+SIMD_FN __m128 vf_sum4(vf a, vf b, vf c, vf d)
+{
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 q =
+        _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 s = _mm256_add_ps(_mm512_castps512_ps256(q), _mm512_extractf32x8_ps(q, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+SIMD_FN vi vb_before_zip(vi x)
+{
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), x);
+}
+
+SIMD_FN vi vb_zip_lo(vi a, vi b)
+{
+    return _mm512_unpacklo_epi8(a, b);
+}
+
+SIMD_FN vi vb_zip_hi(vi a, vi b)
+{
+    return _mm512_unpackhi_epi8(a, b);
+}
+
+SIMD_FN vi vb_set1(int x)
+{
+    return _mm512_set1_epi8((char)x);
+}
+
+SIMD_FN vi vb_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+
+SIMD_FN vi vi_xor(vi a, vi b)
+{
+    return _mm512_xor_si512(a, b);
+}
+
+SIMD_FN vi vb_is_zero(vi x)
+{
+    return _mm512_movm_epi8(_mm512_testn_epi8_mask(x, x));
+}
+
+SIMD_FN vi vb_max(vi a, vi b)
+{
+    return _mm512_max_epu8(a, b);
+}
+
+SIMD_FN int vb_any_equal(vi a, vi b)
+{
+    return _mm512_cmpeq_epi8_mask(a, b) != 0;
+}
+
+SIMD_FN vi vb_shuffle(vi table, vi index)
+{
+    return _mm512_shuffle_epi8(table, index);
+}
+
+#endif
+
+#endif

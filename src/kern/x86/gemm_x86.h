@@ -1,0 +1,73 @@
+/* x86/gemm_x86.h - products with a weight matrix: what the driver (gemm.c) and the loops share.
+ *
+ * n_in is cut into blocks of a fixed length. Within a block lane j of a vector sums what the vectors
+ * hold in lane j, one fused multiply-add (or dot product of a pair) after the other; the block ends
+ * with a fixed tree over the lanes, and blocks are added in order. That is the whole order of a
+ * product: tiles of any number of rows and outputs, operands as stored or copied into panels, give
+ * the same bits. Behind the end of a row lies zero. A NaN is written as the quiet NaN.
+ *
+ * Where an instruction set has no product of bf16 pairs, a vector of bf16 is two vectors of f32: the
+ * even elements, then the odd ones, exactly; a panel holds them in that order.
+ *
+ * Included by kern/x86/ and kern.c only.
+ */
+#ifndef KVS_KERN_X86_GEMM_X86_H
+#define KVS_KERN_X86_GEMM_X86_H
+
+#include <stdint.h>
+
+#include "kern/gemm.h"
+#include "kern/kern.h"
+
+enum {
+    GEMM_TILE_OUT = 8, /* most outputs of a tile                          */
+    GEMM_AHEAD = 1024  /* bytes between what is read and what is fetched  */
+};
+
+/* Some rows of x times up to isa->n_out rows of w along one block. */
+typedef struct gemm_tile {
+    const uint8_t *x;
+    int64_t x_stride; /* bytes */
+    int32_t n_row;
+    const uint8_t *w[GEMM_TILE_OUT]; /* every entry up to isa->n_out can be read */
+    int32_t n_out;
+    int32_t n;       /* elements along the block; operands that are panels: padded with zeros */
+    int32_t first;   /* y is set, else added to */
+    int32_t streams; /* w comes from memory: fetch ahead */
+    float *y;
+    int64_t y_stride; /* elements */
+} gemm_tile;
+
+typedef struct gemm_isa {
+    int32_t n_out;      /* outputs of a tile, a multiple of 4                                      */
+    int32_t block_f32;  /* elements of a block of f32 operands ...                                 */
+    int32_t block_bf16; /* ... and of bf16 operands                                                */
+    int32_t few;        /* more rows than these are multiplied from panels of f32; 0: no such panels */
+    int32_t panel_out;  /* outputs of a panel of w, panel_row: rows of a panel of x                */
+    int32_t panel_row;
+    void (*dot_f32)(const gemm_tile *t);
+    void (*dot_bf16)(const gemm_tile *t);
+    /* n bf16 -> f32 as the products take them, padded with zeros to a whole number of vectors. */
+    void (*widen)(const uint8_t *from, int32_t n, float *to);
+    /* n codes of each of n_row rows with one scale -> bf16 values. */
+    void (*dequant)(const uint8_t *code, int64_t stride, int32_t n_row, int32_t n, float scale,
+                    uint16_t *to, int64_t to_stride);
+} gemm_isa;
+
+void gemm_run(const gemm_isa *isa, const gemm_args *a, dev_queue *q);
+size_t gemm_scratch_run(const gemm_isa *isa, const gemm_args *a, const dev_queue *q);
+
+/* With SIMD_EMULATE the AVX-512 files compile under names of their own, for tests. */
+#ifdef SIMD_EMULATE
+#define GEMM_X86_AVX512(name)     name##_emulate
+#define GEMM_X86_AVX512BF16(name) name##_emulate_bf16
+#else
+#define GEMM_X86_AVX512(name)     name##_avx512
+#define GEMM_X86_AVX512BF16(name) name##_avx512bf16
+#endif
+
+void gemm_apply_avx2(kern_table *t);
+void GEMM_X86_AVX512(gemm_apply)(kern_table *t);
+void GEMM_X86_AVX512BF16(gemm_apply)(kern_table *t);
+
+#endif
