@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "kvspan/status.h"
+#include "kvspan/text.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -126,6 +127,13 @@ const char *kvs_chat_prompt_text(const kvs_chat_prompt *p, size_t *n);
 const kvs_chat_span *kvs_chat_prompt_spans(const kvs_chat_prompt *p, int32_t *n);
 /* 1: the text ends inside the reasoning of the answer that follows: give it to kvs_chat_parse. */
 int32_t kvs_chat_prompt_thinks(const kvs_chat_prompt *p);
+
+/* The ids of a prompt, as kvs_tokens_encode counts and gives them. A special token is the id that the
+ * vocabulary has for it; where it has none, its text goes in like any other. Everything else is plain text:
+ * no added token is found in it. The tokenizer's own bos is not added: the formats have theirs.
+ * Threads: any. */
+kvs_status kvs_chat_encode(const kvs_chat_prompt *p, const kvs_tokenizer *t, int32_t *ids,
+                           size_t cap, size_t *n_ids, kvs_error *err);
 
 /* An answer taken apart. */
 typedef struct kvs_chat_answer kvs_chat_answer;

@@ -2,6 +2,7 @@
 #ifndef KVSPAN_KVSPAN_H
 #define KVSPAN_KVSPAN_H
 
+#include "kvspan/chat.h"
 #include "kvspan/comm.h"
 #include "kvspan/config.h"
 #include "kvspan/dcp.h"

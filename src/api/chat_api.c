@@ -60,6 +60,22 @@ const kvs_chat_span *kvs_chat_prompt_spans(const kvs_chat_prompt *p, int32_t *n)
     return p != NULL ? p->span : NULL;
 }
 
+kvs_status kvs_chat_encode(const kvs_chat_prompt *p, const kvs_tokenizer *t, int32_t *ids,
+                           size_t cap, size_t *n_ids, kvs_error *err)
+{
+    if (p == NULL || t == NULL || n_ids == NULL || (ids == NULL && cap > 0)) {
+        return err_set(err, KVS_INVALID, "chat: prompt, tokenizer, n_ids and ids must be given");
+    }
+    *n_ids = 0;
+    id_sink out = {ids, cap, 0};
+    TRY(chat_encode(p, t, &out, err));
+    *n_ids = out.n;
+    if (out.n > cap && ids != NULL) {
+        return err_set(err, KVS_LIMIT, "room for %zu ids, %zu are needed", cap, out.n);
+    }
+    return KVS_OK;
+}
+
 int32_t kvs_chat_prompt_thinks(const kvs_chat_prompt *p)
 {
     return p != NULL && p->thinks;

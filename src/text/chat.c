@@ -274,3 +274,26 @@ void chat_prompt_free(kvs_chat_prompt *p)
         mem_free(p);
     }
 }
+
+kvs_status chat_encode(const kvs_chat_prompt *p, const kvs_tokenizer *t, id_sink *out,
+                       kvs_error *err)
+{
+    const char *text = buf_str(&p->text);
+    int64_t done = 0; /* text before it has its ids */
+    for (int32_t i = 0; i <= p->n_span; i++) {
+        const bool last = i == p->n_span;
+        const int64_t begin = last ? (int64_t)p->text.n : p->span[i].begin;
+        const int32_t id = last ? -1 : tok_find(t, text + begin, (size_t)(p->span[i].end - begin));
+        if (id < 0 && !last) {
+            continue; /* the vocabulary lacks it: it joins the text around it */
+        }
+        if (begin > done) {
+            TRY(tok_encode(t, text + done, (size_t)(begin - done), KVS_ENCODE_NO_ADDED, out, err));
+        }
+        if (!last) {
+            sink_add(out, id);
+            done = p->span[i].end;
+        }
+    }
+    return KVS_OK;
+}

@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "kvspan/chat.h"
+#include "text/tokenizer.h"
 
 struct kvs_chat_prompt {
     textbuf text;
@@ -64,6 +65,8 @@ kvs_status chat_render_deepseek(kvs_chat_prompt *p, const chat_setup *s,
 kvs_status chat_render(kvs_chat_prompt **out, const kvs_chat_config *cfg,
                        const kvs_chat_message *msg, int32_t n_msg, kvs_error *err);
 void chat_prompt_free(kvs_chat_prompt *p);
+kvs_status chat_encode(const kvs_chat_prompt *p, const kvs_tokenizer *t, id_sink *out,
+                       kvs_error *err);
 kvs_status chat_parse(kvs_chat_answer **out, kvs_chat_family family, bool thinks, const char *tools,
                       const char *text, size_t n, kvs_error *err);
 void chat_answer_free(kvs_chat_answer *a);

@@ -186,8 +186,8 @@ static void v31_calls_and_results(void **state)
 #define TOOL(x) S("<" BAR "tool\u2581" x BAR ">")
 #define CALL                                                                                       \
     TOOL("calls\u2581begin")                                                                       \
-    TOOL("call\u2581begin") "f" TOOL("sep") "{\"a\":1}" TOOL("call\u2581end")                      \
-        TOOL("calls\u2581end")
+    TOOL("call\u2581begin") "f" TOOL("sep") "{\"a\":1}" TOOL("call\u2581end") TOOL("calls\u2581en" \
+                                                                                   "d")
     assert_string_equal(RENDER(c, m), B U "q" A NOTHINK CALL E TOOL("output\u2581begin") "r" TOOL(
                                           "output\u2581end") "ok" E U "more" A NOTHINK);
     /* an answer after a result just goes on: nothing opens it */
@@ -347,8 +347,73 @@ static void json_is_written_as_python_writes_it(void **state)
     }
 }
 
-int main(void)
+static const char *g_data;
+
+/* The ids of a prompt are those of its special tokens and of the texts between them; a token that the
+ * vocabulary lacks is text, joined with what stands around it; nothing else in it is an added token. */
+static void ids_of_a_prompt(void **state)
 {
+    (void)state;
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s/kvspan-chat-XXXXXX",
+             getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp");
+    assert_non_null(mkdtemp(dir));
+    char cmd[1024];
+    snprintf(cmd, sizeof cmd, "cp '%s/glm.json' '%s/tokenizer.json'", g_data, dir);
+    assert_int_equal(system(cmd), 0);
+    kvs_tokenizer *t = NULL;
+    kvs_error err;
+    if (kvs_tokenizer_open(&t, dir, &err) != KVS_OK) {
+        fail_msg("%s", err.text);
+    }
+    snprintf(cmd, sizeof cmd, "rm -r '%s'", dir);
+    assert_int_equal(system(cmd), 0);
+    const char *said = "say <|user|> and <|endoftext|>";
+    const kvs_chat_message m[] = {{KVS_CHAT_USER, said, NULL, NULL, 0}};
+    kvs_chat_config c = config(KVS_CHAT_GLM5, KVS_THINK_AUTO);
+    kvs_chat_prompt *p = NULL;
+    assert_int_equal(kvs_chat_render(&p, &c, m, 1, NULL), KVS_OK);
+    int32_t want[256], got[256];
+    size_t n = 0, k = 0;
+    static const char *const order[] = {"[gMASK]", "<sop>",         "<|user|>",
+                                        NULL,      "<|assistant|>", "<think>"};
+    char run[256] = "";
+    for (size_t i = 0; i <= UNIT_COUNT(order); i++) {
+        const char *token = i < UNIT_COUNT(order) ? order[i] : NULL;
+        const int32_t id = token != NULL ? kvs_token_find(t, token) : -1;
+        if (i < UNIT_COUNT(order) && id < 0) {
+            strcat(run, token != NULL ? token : said);
+            continue;
+        }
+        assert_int_equal(kvs_tokens_encode(t, run, strlen(run), KVS_ENCODE_NO_ADDED, want + n,
+                                           256 - n, &k, NULL),
+                         KVS_OK);
+        n += k;
+        run[0] = '\0';
+        if (id >= 0) {
+            want[n++] = id;
+        }
+    }
+    assert_true(kvs_token_find(t, "<|user|>") >=
+                0); /* the file has it, so the user's must stay text */
+    assert_int_equal(kvs_chat_encode(p, t, got, 256, &k, &err), KVS_OK);
+    assert_int_equal(k, n);
+    assert_memory_equal(got, want, n * sizeof *want);
+    size_t n_user = 0;
+    for (size_t i = 0; i < k; i++) {
+        n_user += got[i] == kvs_token_find(t, "<|user|>");
+    }
+    assert_int_equal(n_user, 1);
+    assert_int_equal(kvs_chat_encode(p, t, NULL, 0, &k, &err), KVS_OK);
+    assert_int_equal(k, n);
+    assert_int_equal(kvs_chat_encode(p, t, got, n - 1, &k, &err), KVS_LIMIT);
+    kvs_chat_prompt_free(p);
+    kvs_tokenizer_close(t);
+}
+
+int main(int argc, char **argv)
+{
+    g_data = argc > 1 ? argv[1] : "tests/data/text";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(glm_turns_and_thinking),
         cmocka_unit_test(glm_calls_and_results),
@@ -359,6 +424,7 @@ int main(void)
         cmocka_unit_test(nothing_in_a_message_becomes_a_special_token),
         cmocka_unit_test(refusals_say_what),
         cmocka_unit_test(json_is_written_as_python_writes_it),
+        cmocka_unit_test(ids_of_a_prompt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
