@@ -170,14 +170,14 @@ static kvs_status open_dir(safet *s, const char *dir, kvs_error *err)
     const bool has_single = access(single, F_OK) == 0;
     const bool has_index = access(index, F_OK) == 0;
     if (has_single && has_index) {
-        return err_set(err, KVS_FORMAT, "%.80s: holds both %s and %s: take one away", dir, k_single,
+        return err_set(err, KVS_FORMAT, "the folder holds both %s and %s: take one away", k_single,
                        k_index);
     }
     if (has_index) {
         return open_index(s, dir, err);
     }
     if (!has_single) {
-        return err_set(err, KVS_IO, "%.80s: holds neither %s nor %s", dir, k_single, k_index);
+        return err_set(err, KVS_IO, "the folder holds neither %s nor %s", k_single, k_index);
     }
     TRY(safet_add_file(s, k_single, err));
     TRY(map_file(s, dir, 0, err));

@@ -349,7 +349,7 @@ static void refuse_dir(kvs_status want, const char *word_a, const char *word_b)
 static void a_folder_holds_one_file_or_an_index_with_shards(void **state)
 {
     (void)state;
-    refuse_dir(KVS_IO, "model.safetensors", s_dir);
+    refuse_dir(KVS_IO, "neither model.safetensors nor", "model.safetensors.index.json");
     put_image("model.safetensors", image_of(k_good, 21));
     safet *s = NULL;
     assert_int_equal(safet_open(&s, s_dir, NULL), KVS_OK);
