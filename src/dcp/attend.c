@@ -175,7 +175,7 @@ static void heads_from_ranks(const kvs_dcp *d, const uint8_t *wire, int64_t rank
                    wire + r * rank_stride + (int64_t)((size_t)t * piece), piece);
 }
 
-/* Queries of rows [row0, row0 + n) of all heads of the group: points a->q (and a->q_scale) at them. */
+/* Queries of n rows, from q's row row0 on, of all heads of the group: points a->q (and a->q_scale) at them. */
 static kvs_status gather_q(kvs_dcp *d, const void *q, kvs_dtype q_type, int64_t row0, int32_t n,
                            attn_args *a, kvs_error *err)
 {
@@ -341,13 +341,14 @@ kvs_status dcp_exchange(kvs_dcp *d, const void *q, kvs_dtype q_type, int32_t n, 
     return exchange_nodes(d, n, &m, err);
 }
 
+/* Rows [row0, row0 + n) of the plan; their queries begin with row q0 of q. */
 static kvs_status attend_chunk(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how,
-                               const void *q, kvs_dtype q_type, int32_t row0, int32_t n,
+                               const void *q, kvs_dtype q_type, int32_t q0, int32_t row0, int32_t n,
                                const merged *m, kvs_error *err)
 {
     attn_args a;
     dcp_attn_args(d, c, layer, how, row0, n, &a);
-    TRY(gather_q(d, q, q_type, row0, n, &a, err));
+    TRY(gather_q(d, q, q_type, q0, n, &a, err));
     /* with one rank and f32 results the node is the result */
     int direct = d->s.dcp == 1 && m->out_type == KVS_DTYPE_F32;
     a.out = direct ? m->out : d->node_out;
@@ -364,6 +365,24 @@ static kvs_status attend_chunk(kvs_dcp *d, const kvs_cache *c, int32_t layer, kv
         return KVS_OK;
     }
     return exchange_nodes(d, n, m, err);
+}
+
+/* Rows [row0, row0 + n_row) of the plan; q, out and lse begin with row0's. */
+static kvs_status attend_rows(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how,
+                              int32_t row0, int32_t n_row, const void *q, kvs_dtype q_type, void *out,
+                              kvs_dtype out_type, float *lse, kvs_error *err)
+{
+    int64_t width = (int64_t)d->s.head_local * KVS_LATENT_DIM;
+    for (int32_t at = 0; at < n_row; at += d->chunk_rows) {
+        int32_t n = dcp_min32(d->chunk_rows, n_row - at);
+        merged m = {
+            .out = out_at(out, out_type, at * width),
+            .out_type = (int32_t)out_type,
+            .lse = lse ? lse + (int64_t)at * d->s.head_local : NULL,
+        };
+        TRY(attend_chunk(d, c, layer, how, q, q_type, at, row0 + at, n, &m, err));
+    }
+    return KVS_OK;
 }
 
 static kvs_status check_attend(const kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how,
@@ -387,17 +406,20 @@ kvs_status dcp_attend(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend 
     TRY(check_type(out_type, "out", err));
     if (how == KVS_ATTEND_CONTEXT)
         return dcp_attend_context(d, c, layer, q, q_type, out, out_type, lse, err);
-    int64_t width = (int64_t)d->s.head_local * KVS_LATENT_DIM;
-    for (int32_t row0 = 0; row0 < d->plan.n_row; row0 += d->chunk_rows) {
-        int32_t n = dcp_min32(d->chunk_rows, d->plan.n_row - row0);
-        merged m = {
-            .out = out_at(out, out_type, row0 * width),
-            .out_type = (int32_t)out_type,
-            .lse = lse ? lse + (int64_t)row0 * d->s.head_local : NULL,
-        };
-        TRY(attend_chunk(d, c, layer, how, q, q_type, row0, n, &m, err));
-    }
-    return KVS_OK;
+    return attend_rows(d, c, layer, how, 0, d->plan.n_row, q, q_type, out, out_type, lse, err);
+}
+
+kvs_status dcp_attend_rows(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, int32_t row0,
+                           int32_t n_row, const void *q, kvs_dtype q_type, void *out,
+                           kvs_dtype out_type, kvs_error *err)
+{
+    TRY(check_attend(d, c, layer, how, q_type, err));
+    TRY(check_type(out_type, "out", err));
+    if (how == KVS_ATTEND_CONTEXT || row0 < 0 || n_row < 0 || n_row > d->plan.n_row - row0)
+        return err_set(err, KVS_INVALID,
+                       "attend rows %d to %d of %d in form %d: use rows of the plan, DENSE or SPARSE", row0,
+                       row0 + n_row, d->plan.n_row, (int)how);
+    return attend_rows(d, c, layer, how, row0, n_row, q, q_type, out, out_type, NULL, err);
 }
 
 kvs_status dcp_attend_local(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, const void *q,

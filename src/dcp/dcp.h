@@ -152,8 +152,22 @@ kvs_status dcp_select(kvs_dcp *d, const kvs_cache *c, int32_t index_layer, const
                       const float *w, kvs_error *err);
 kvs_status dcp_set_selection(kvs_dcp *d, const int32_t *ids, int64_t stride, kvs_error *err);
 kvs_status dcp_selection_copy(const kvs_dcp *d, int32_t *ids, int32_t *count, kvs_error *err);
+/* Takes this rank's part of the selections of rows row[i], i < n, out of the handle: slots [n, topk], lane_count
+ * [n, n_lane]. They stay true while the requests keep their pages. No communication. */
+kvs_status dcp_selection_keep(const kvs_dcp *d, const int32_t *row, int32_t n, int32_t *slots,
+                              int32_t *lane_count, kvs_error *err);
+/* Makes kept selections those of the plan: a row of request i gets kept entry i, i < n; a row that may attend
+ * topk keys or fewer gets all of them instead. No communication. */
+kvs_status dcp_selection_restore(kvs_dcp *d, const int32_t *slots, const int32_t *lane_count, int32_t n,
+                                 kvs_error *err);
 kvs_status dcp_attend(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, const void *q,
                       kvs_dtype q_type, void *out, kvs_dtype out_type, float *lse, kvs_error *err);
+/* The same for rows [row0, row0 + n_row) of the plan, DENSE or SPARSE: q [n_row, head_local, 576] and out
+ * [n_row, head_local, 512] hold those alone, so that a caller's buffers need not hold a whole step. Collective:
+ * every rank cuts alike. */
+kvs_status dcp_attend_rows(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, int32_t row0,
+                           int32_t n_row, const void *q, kvs_dtype q_type, void *out,
+                           kvs_dtype out_type, kvs_error *err);
 kvs_status dcp_attend_local(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how, const void *q,
                             kvs_dtype q_type, float *out, float *lse, kvs_error *err);
 kvs_status dcp_finish(kvs_dcp *d, kvs_step_info *info, kvs_error *err);

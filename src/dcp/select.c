@@ -248,6 +248,57 @@ kvs_status dcp_set_selection(kvs_dcp *d, const int32_t *ids, int64_t stride, kvs
     return KVS_OK;
 }
 
+kvs_status dcp_selection_keep(const kvs_dcp *d, const int32_t *row, int32_t n, int32_t *slots,
+                              int32_t *lane_count, kvs_error *err)
+{
+    if (d->s.topk == 0 || d->sel.n_row < 0)
+        return err_set(err, KVS_INVALID, "no selection to keep: call select after the plan");
+    for (int32_t i = 0; i < n; i++) {
+        if (row[i] < 0 || row[i] >= d->sel.n_row)
+            return err_set(err, KVS_INVALID, "selection of row %d: the last select had rows 0 to %d",
+                           row[i], d->sel.n_row - 1);
+    }
+    const int64_t k = d->s.topk;
+    for (int32_t i = 0; i < n; i++) {
+        memcpy(slots + i * k, d->sel.slots + row[i] * k, (size_t)k * sizeof *slots);
+        memcpy(lane_count + (int64_t)i * d->n_lane, d->sel.lane_count + (int64_t)row[i] * d->n_lane,
+               (size_t)d->n_lane * sizeof *lane_count);
+    }
+    return KVS_OK;
+}
+
+kvs_status dcp_selection_restore(kvs_dcp *d, const int32_t *slots, const int32_t *lane_count, int32_t n,
+                                 kvs_error *err)
+{
+    if (d->s.topk == 0 || d->s.n_index_head == 0)
+        return err_set(err, KVS_INVALID, "kept selections on a handle without an indexer");
+    const dcp_plan *p = &d->plan;
+    for (int32_t row = 0; row < p->n_row; row++) {
+        if (p->row_req[row] >= n)
+            return err_set(err, KVS_INVALID, "row %d belongs to request %d; selections are kept for %d",
+                           row, p->row_req[row], n);
+    }
+    const int64_t k = d->s.topk;
+    for (int32_t row = 0; row < p->n_row; row++) {
+        const int32_t bound = p->bound[row];
+        if (bound <= d->s.topk) {
+            for (int32_t i = 0; i < bound; i++)
+                d->cand_send[i] = i;
+            to_slots(d, d->cand_send, bound, bound, NULL, NULL, 0, row, 1);
+            for (int64_t i = bound; i < k; i++)
+                d->sel.slots[row * k + i] = -1;
+            continue;
+        }
+        const int64_t from = p->row_req[row];
+        memcpy(d->sel.slots + row * k, slots + from * k, (size_t)k * sizeof *slots);
+        memcpy(d->sel.lane_count + (int64_t)row * d->n_lane, lane_count + from * d->n_lane,
+               (size_t)d->n_lane * sizeof *lane_count);
+    }
+    d->sel.n_row = p->n_row;
+    d->sel.has_all = 0;
+    return KVS_OK;
+}
+
 kvs_status dcp_selection_copy(const kvs_dcp *d, int32_t *ids, int32_t *count, kvs_error *err)
 {
     if (!d->sel.has_all || d->sel.n_row != d->plan.n_row)
