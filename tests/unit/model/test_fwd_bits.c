@@ -1,0 +1,128 @@
+/* The forward pass gives the same bits for every DCP size, interleave aside, every cut of a prompt, a row
+ * alone or in company, any number of threads and any deal of pages; drafts included. */
+#include "unit/unit.h"
+
+#include "tiny.h"
+
+static const tiny_kind g_kinds[] = {TINY_GLM52, TINY_V32, TINY_V3, TINY_V2};
+
+static tiny_run run_of(tiny_kind kind)
+{
+    tiny_run r = tiny_default();
+    r.trace = kind == TINY_GLM52 || kind == TINY_V32;
+    r.draft = kind != TINY_V2;
+    return r;
+}
+
+/* Runs r and compares it with `want`. */
+static void expect_same(const wt *w, const tiny_run *r, const tiny_result *want, const char *what)
+{
+    tiny_result got;
+    tiny_execute(w, r, &got);
+    tiny_same(r, want, &got, what);
+    tiny_result_free(&got);
+}
+
+static void dcp_sizes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < UNIT_COUNT(g_kinds); i++) {
+        const tiny_spec spec = {.kind = g_kinds[i], .type = i == 2 ? GEMM_FP8 : GEMM_BF16, .mixed = 1,
+                                .seed = 1};
+        wt *w = tiny_new(&spec);
+        tiny_run r = run_of(spec.kind);
+        r.tp = 8;
+        r.chain = r.draft;
+        tiny_result one;
+        tiny_execute(w, &r, &one);
+        for (r.dcp = 2; r.dcp <= 8; r.dcp *= 2) {
+            r.pages = r.dcp == 4 ? 1 : 0;
+            expect_same(w, &r, &one, "dcp 1 and more");
+        }
+        tiny_result_free(&one);
+        tiny_free(w);
+    }
+}
+
+static void interleave_and_formats(void **state)
+{
+    (void)state;
+    static const struct {
+        kvs_kv_format kv;
+        kvs_index_format index;
+        int32_t interleave, hadamard;
+    } cell[] = {{KVS_KV_F32, KVS_INDEX_F32, 4, 0},
+                {KVS_KV_BF16, KVS_INDEX_FP8, 64, 1},
+                {KVS_KV_FP8_DS_MLA, KVS_INDEX_FP8, 2, 0},
+                {KVS_KV_F32, KVS_INDEX_FP8, 1, 1}};
+    const tiny_spec spec = {.kind = TINY_GLM52, .type = GEMM_FP8, .seed = 2};
+    wt *w = tiny_new(&spec);
+    for (size_t i = 0; i < UNIT_COUNT(cell); i++) {
+        tiny_run r = run_of(spec.kind);
+        r.tp = 4;
+        r.kv = cell[i].kv;
+        r.index_kv = cell[i].index;
+        r.interleave = cell[i].interleave;
+        r.hadamard = cell[i].hadamard;
+        tiny_result one;
+        tiny_execute(w, &r, &one);
+        r.dcp = 4;
+        r.cut = 29;
+        expect_same(w, &r, &one, "formats");
+        tiny_result_free(&one);
+    }
+    tiny_free(w);
+}
+
+/* Chunks on and off page borders, single tokens, one sequence after the other, drafts in other pieces. */
+static void cuts_and_company(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t cut, apart, draft_cut, pages;
+    } cell[] = {{64, 0, 0, 1}, {7, 0, 3, 0}, {1, 0, 0, 0}, {50, 1, 20, 1}, {1, 1, 0, 0}};
+    for (size_t k = 0; k < UNIT_COUNT(g_kinds); k++) {
+        const tiny_spec spec = {.kind = g_kinds[k], .type = k == 0 ? GEMM_F32 : GEMM_FP8, .mixed = k == 3,
+                                .seed = 3};
+        wt *w = tiny_new(&spec);
+        tiny_run r = run_of(spec.kind);
+        tiny_result whole;
+        tiny_execute(w, &r, &whole);
+        for (size_t i = 0; i < UNIT_COUNT(cell); i++) {
+            r.cut = cell[i].cut;
+            r.apart = cell[i].apart;
+            r.draft_cut = cell[i].draft_cut;
+            r.pages = cell[i].pages;
+            expect_same(w, &r, &whole, "cut");
+        }
+        tiny_result_free(&whole);
+        tiny_free(w);
+    }
+}
+
+static void threads(void **state)
+{
+    (void)state;
+    const tiny_spec spec = {.kind = TINY_GLM52, .type = GEMM_BF16, .seed = 4};
+    wt *w = tiny_new(&spec);
+    tiny_run r = run_of(spec.kind);
+    r.chain = 1;
+    tiny_result one;
+    tiny_execute(w, &r, &one);
+    for (r.threads = 2; r.threads <= 3; r.threads++) {
+        expect_same(w, &r, &one, "threads");
+    }
+    tiny_result_free(&one);
+    tiny_free(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dcp_sizes),
+        cmocka_unit_test(interleave_and_formats),
+        cmocka_unit_test(cuts_and_company),
+        cmocka_unit_test(threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
