@@ -141,7 +141,8 @@ typedef struct kvs_chat_answer kvs_chat_answer;
 /* text: n bytes that a model answered, special tokens included as text, end-of-turn tokens or not. thinks: as
  * kvs_chat_prompt_thinks said. tools: as in kvs_chat_config, or NULL; an argument that its schema says is a
  * string stays raw, others are read as JSON where they are JSON. Never fails for what the model wrote: what is
- * no well-formed call stays content. Reasoning without an end is all reasoning. Threads: any. */
+ * no well-formed call stays content. Content and reasoning come without the white space around
+ * them and without NULs. Reasoning without an end is all reasoning. Threads: any. */
 kvs_status kvs_chat_parse(kvs_chat_answer **out, kvs_chat_family family, int32_t thinks,
                           const char *tools, const char *text, size_t n, kvs_error *err);
 void kvs_chat_answer_free(kvs_chat_answer *a);

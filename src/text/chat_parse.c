@@ -126,26 +126,34 @@ static char *copy(const char *s, size_t n)
     return c;
 }
 
-static kvs_status add_call(kvs_chat_answer *a, view name, const char *args, size_t n_args)
+/* 1 added, 0 no call: the arguments are no JSON object as a prompt could carry it (a name with a NUL, a key
+ * twice, nesting past the reader's depth), -1 no memory. */
+static int add_call(kvs_chat_answer *a, view name, view args)
 {
+    json_t *o = json_loadb(args.s, args.n, JSON_REJECT_DUPLICATES, NULL);
+    const bool good = json_is_object(o) && name.n > 0 && memchr(name.s, '\0', name.n) == NULL;
+    json_decref(o);
+    if (!good) {
+        return 0;
+    }
     if (a->n_call == a->cap_call) {
         const int32_t cap = a->cap_call > 0 ? 2 * a->cap_call : 4;
         kvs_chat_call *c = mem_realloc(a->call, (size_t)cap * sizeof *c);
         if (c == NULL) {
-            return KVS_NOMEM;
+            return -1;
         }
         a->call = c;
         a->cap_call = cap;
     }
     char *s = copy(name.s, name.n);
-    char *t = copy(args, n_args);
+    char *t = copy(args.s, args.n);
     if (s == NULL || t == NULL) {
         mem_free(s);
         mem_free(t);
-        return KVS_NOMEM;
+        return -1;
     }
     a->call[a->n_call++] = (kvs_chat_call){s, t};
-    return KVS_OK;
+    return 1;
 }
 
 /* Each reader below takes one call off the front: 1 taken, 0 not well formed (v is as it was), or a failure. */
@@ -181,7 +189,7 @@ static int glm_call(kvs_chat_answer *a, view *v, const json_t *tools)
     }
     buf_char(&b, '}');
     if (done == 1) {
-        done = b.failed ? 0 : add_call(a, name, b.data, b.n) < 0 ? -1 : 1;
+        done = b.failed ? 0 : add_call(a, name, (view){b.data, b.n});
     }
     buf_fini(&b);
     if (done == 1) {
@@ -201,17 +209,11 @@ static int v31_call(kvs_chat_answer *a, view *v)
     }
     name = trim(name);
     args = trim(args);
-    json_t *o = json_loadb(args.s, args.n, 0, NULL);
-    const bool good = json_is_object(o) && name.n > 0;
-    json_decref(o);
-    if (!good) {
-        return 0;
+    const int done = add_call(a, name, args);
+    if (done == 1) {
+        *v = rest;
     }
-    if (add_call(a, name, args.s, args.n) < 0) {
-        return -1;
-    }
-    *v = rest;
-    return 1;
+    return done;
 }
 
 /* The value of an attribute: name="..." and what follows it. */
@@ -244,7 +246,7 @@ static int v32_call(kvs_chat_answer *a, view *v)
     }
     buf_char(&b, '}');
     if (done == 1) {
-        done = b.failed ? 0 : add_call(a, name, b.data, b.n) < 0 ? -1 : 1;
+        done = b.failed ? 0 : add_call(a, name, (view){b.data, b.n});
     }
     buf_fini(&b);
     if (done == 1) {
@@ -335,6 +337,23 @@ static view without_end(view v)
     return v;
 }
 
+/* Drops NULs, which would end the text for who reads it, and the white space around. */
+static void tidy(textbuf *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        if (b->data[i] != '\0') {
+            b->data[n++] = b->data[i];
+        }
+    }
+    if (b->data != NULL) {
+        const view t = trim((view){b->data, n});
+        memmove(b->data, t.s, t.n);
+        b->n = t.n;
+        b->data[t.n] = '\0';
+    }
+}
+
 static kvs_status parse(kvs_chat_answer *a, kvs_chat_family f, bool thinks, const json_t *tools,
                         view v)
 {
@@ -346,7 +365,6 @@ static kvs_status parse(kvs_chat_answer *a, kvs_chat_family f, bool thinks, cons
             in = v;
             v = skip(v, v.n);
         }
-        in = trim(in);
         buf_add(&a->reasoning, in.s, in.n);
     } else {
         take(&v, "</think>");
@@ -371,12 +389,8 @@ static kvs_status parse(kvs_chat_answer *a, kvs_chat_family f, bool thinks, cons
             n_bad++;
         }
     }
-    if (a->content.data != NULL) {
-        const view t = trim((view){a->content.data, a->content.n});
-        memmove(a->content.data, t.s, t.n);
-        a->content.n = t.n;
-        a->content.data[t.n] = '\0';
-    }
+    tidy(&a->content);
+    tidy(&a->reasoning);
     return a->content.failed || a->reasoning.failed ? KVS_NOMEM : KVS_OK;
 }
 
