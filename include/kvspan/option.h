@@ -3,8 +3,9 @@
  * Every option is one row of one table in the library: name, kind, range, default, help. It can be
  * given on the command line (--name VALUE or --name=VALUE) and through an environment variable
  * (KVS_NAME, with '-' as '_'); the command line wins. A flag's variable takes 1, 0, true, false,
- * yes, no, on or off. Lists are separated by commas. What a command does not know it refuses; what
- * lies outside the range is refused with the range. */
+ * yes, no, on or off. Lists are separated by commas; an option that may be repeated
+ * takes one text each time. What a command does not know it refuses; what lies outside the range is
+ * refused with the range. */
 #ifndef KVSPAN_OPTION_H
 #define KVSPAN_OPTION_H
 
@@ -20,7 +21,7 @@ extern "C" {
 
 typedef struct kvs_options kvs_options;
 
-/* Reads the options of `command` ("bench", "check", "plan") from argv[1..argc-1] and the
+/* Reads the options of `command` ("bench", "check", "plan", "run") from argv[1..argc-1] and the
  * environment. Other words are positional arguments; after "--" all are. argv is not changed and
  * not kept. On failure *out is NULL and err says which option, which value and what would work.
  * --help is always accepted; then nothing else is checked.

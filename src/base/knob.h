@@ -21,7 +21,7 @@ typedef enum knob_kind {
     KNOB_BYTES, /* a number with B, kB, MB, GB, TB, KiB, MiB, GiB, TiB  */
 } knob_kind;
 
-enum { KNOB_BENCH = 1, KNOB_CHECK = 2, KNOB_PLAN = 4, KNOB_ALL = 7 };
+enum { KNOB_BENCH = 1, KNOB_CHECK = 2, KNOB_PLAN = 4, KNOB_RUN = 8, KNOB_ALL = 15 };
 
 typedef struct knob {
     const char *name;
@@ -36,7 +36,8 @@ typedef struct knob {
     double real_lo, real_hi;
     knob_kind kind;
     uint32_t commands; /* KNOB_BENCH | ... */
-    bool list;
+    bool list;   /* values are separated by commas                                 */
+    bool repeat; /* each time the option is given adds a value; a text            */
 } knob;
 
 /* Row i, or NULL past the end. */

@@ -42,10 +42,53 @@ static void value_clear(option_value *o)
     *o = (option_value){.k = o->k};
 }
 
+/* Adds a text behind those that the same source gave; those of a weaker source go. */
+static kvs_status value_add(option_value *o, const char *what, const char *s,
+                            kvs_option_source source, kvs_error *err)
+{
+    if (o->source != source) {
+        value_clear(o);
+    }
+    if (o->n == MAX_ITEM) {
+        return err_set(err, KVS_LIMIT, "%s is given more than %d times", what, MAX_ITEM);
+    }
+    size_t used = 0;
+    for (int32_t i = 0; i < o->n; i++) {
+        used += strlen(o->item[i]) + 1;
+    }
+    knob_value v;
+    const size_t len = strlen(s);
+    TRY(knob_parse(o->k, what, s, len, &v, err));
+    char *text = mem_alloc(used + len + 1, 0);
+    char **item = mem_alloc_array((size_t)o->n + 1, sizeof *item, 0);
+    if (text == NULL || item == NULL) {
+        mem_free(text);
+        mem_free(item);
+        return err_set(err, KVS_NOMEM, "%s: no memory for its value", what);
+    }
+    char *p = text;
+    for (int32_t i = 0; i < o->n; i++) {
+        item[i] = p;
+        p = stpcpy(p, o->item[i]) + 1;
+    }
+    memcpy(p, s, len + 1);
+    item[o->n] = p;
+    mem_free(o->text);
+    mem_free(o->item);
+    o->text = text;
+    o->item = item;
+    o->n++;
+    o->source = source;
+    return KVS_OK;
+}
+
 /* Replaces a value by the items of s. `what` names the option for messages. */
 static kvs_status value_set(option_value *o, const char *what, const char *s,
                             kvs_option_source source, kvs_error *err)
 {
+    if (o->k->repeat) {
+        return value_add(o, what, s, source, err);
+    }
     const size_t len = strlen(s);
     int32_t n = 1;
     for (size_t i = 0; i < len && o->k->list; i++) {
@@ -103,6 +146,9 @@ static kvs_status read_environment(kvs_options *o, kvs_error *err)
 {
     for (int32_t i = 0; i < o->n_row; i++) {
         char var[64];
+        if (o->row[i].k->repeat) { /* the line has been read once, and will be again */
+            value_clear(&o->row[i]);
+        }
         const char *s = knob_getenv(knob_env_name(o->row[i].k, var, sizeof var));
         if (s != NULL) {
             TRY(value_set(&o->row[i], var, s, KVS_OPTION_ENVIRONMENT, err));
@@ -288,7 +334,7 @@ static kvs_status parse(kvs_options *o, const char *command, int argc, char **ar
 {
     o->command = knob_command(command);
     if (o->command == 0) {
-        return err_set(err, KVS_INVALID, "no command \"%s\": use bench, check or plan", command);
+        return err_set(err, KVS_INVALID, "no command \"%s\": use bench, check, plan or run", command);
     }
     TRY(set_defaults(o, err));
     /* The line first finds out whether help is asked for, which no bad variable may hinder. */

@@ -267,7 +267,7 @@ static void refusals_say_what_would_work(void **state)
         {"check", "--quick=1", "x", {"--quick", "takes no value"}},
         {"check", "x", "--seed", {"--seed", "needs a value"}},
         {"bench", "--warm", "--cold", {"--warm and --cold", "give one"}},
-        {"serve", "x", "y", {"no command \"serve\"", "bench, check or plan"}},
+        {"serve", "x", "y", {"no command \"serve\"", "bench, check, plan or run"}},
     };
     for (size_t i = 0; i < UNIT_COUNT(c); i++) {
         kvs_options *o = (kvs_options *)state;
@@ -296,10 +296,35 @@ static void refusals_say_what_would_work(void **state)
     kvs_options_free(o);
 }
 
+static void a_repeated_text_is_kept_as_often_as_it_is_given(void **state)
+{
+    (void)state;
+    kvs_options *o = NULL;
+    kvs_error err = {0};
+    assert_int_equal(PARSE(&o, &err, "run", "--stop", "a,b", "-n", "5", "--stop=", "--stop", "c"),
+                     KVS_INVALID); /* an empty one is none */
+    assert_int_equal(PARSE(&o, &err, "run", "--stop", "a,b", "-n", "5", "--stop", "c"), KVS_OK);
+    assert_int_equal(kvs_options_count(o, "stop"), 2);
+    assert_string_equal(kvs_options_text(o, "stop", 0), "a,b");
+    assert_string_equal(kvs_options_text(o, "stop", 1), "c");
+    assert_int_equal(kvs_options_int(o, "max-new", 0), 5);
+    kvs_options_free(o);
+    setenv("KVS_STOP", "from, the environment", 1);
+    assert_int_equal(PARSE(&o, &err, "run", "-n", "5", "x"), KVS_OK);
+    assert_int_equal(kvs_options_count(o, "stop"), 1);
+    assert_string_equal(kvs_options_text(o, "stop", 0), "from, the environment");
+    kvs_options_free(o);
+    assert_int_equal(PARSE(&o, &err, "run", "--stop", "z", "x"), KVS_OK); /* the line wins */
+    assert_int_equal(kvs_options_count(o, "stop"), 1);
+    assert_string_equal(kvs_options_text(o, "stop", 0), "z");
+    kvs_options_free(o);
+    unsetenv("KVS_STOP");
+}
+
 static void help_lists_every_option_of_the_command(void **state)
 {
     (void)state;
-    static const char *const commands[] = {"bench", "check", "plan"};
+    static const char *const commands[] = {"bench", "check", "plan", "run"};
     for (size_t c = 0; c < UNIT_COUNT(commands); c++) {
         static char text[20000];
         const size_t n = kvs_options_help(commands[c], text, sizeof text);
@@ -390,6 +415,7 @@ int main(void)
         cmocka_unit_test_setup(sizes_have_units, clean_environment),
         cmocka_unit_test_setup(letters_stand_for_their_options, clean_environment),
         cmocka_unit_test_setup(refusals_say_what_would_work, clean_environment),
+        cmocka_unit_test_setup(a_repeated_text_is_kept_as_often_as_it_is_given, clean_environment),
         cmocka_unit_test_setup(help_lists_every_option_of_the_command, clean_environment),
         cmocka_unit_test_setup(variables_serve_library_code, clean_environment),
         cmocka_unit_test_setup(no_memory_is_an_error_without_a_leak, clean_environment),
