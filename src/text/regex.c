@@ -19,7 +19,7 @@
 enum {
     WINDOW_BYTES = 1 << 16,
     CLOCK_EVERY = 256, /* searches between two looks at the clock */
-    STACK_BYTES = 1 << 20,
+    STACK_BYTES = 8 << 20,
     HEAP_KIB = 1 << 18
 };
 
@@ -33,7 +33,7 @@ struct regex_run {
     pcre2_match_data *data;
     pcre2_match_context *ctx;
     pcre2_jit_stack *stack;
-    uint64_t deadline_ns;
+    int64_t deadline_ns;
     uint32_t n_search;
 };
 
@@ -155,8 +155,8 @@ kvs_status regex_run_new(regex_run **out, size_t n_byte, kvs_error *err)
         regex_run_free(run);
         return err_set(err, KVS_NOMEM, "tokenizer: no memory to match");
     }
-    const uint64_t mib = (uint64_t)n_byte >> 20;
-    run->deadline_ns = (uint64_t)clock_ns() + (10 + 2 * mib) * UINT64_C(1000000000);
+    const int64_t mib = (int64_t)(n_byte >> 20);
+    run->deadline_ns = clock_ns() + (10 + 2 * mib) * INT64_C(1000000000);
     pcre2_set_match_limit(run->ctx,
                           n_byte < 400000000 ? 10000000 + 8 * (uint32_t)n_byte : UINT32_MAX);
     pcre2_set_heap_limit(run->ctx, HEAP_KIB);
@@ -175,9 +175,14 @@ void regex_run_free(regex_run *run)
     }
 }
 
+void regex_run_set_deadline(regex_run *run, int64_t t_ns)
+{
+    run->deadline_ns = t_ns;
+}
+
 static kvs_status check_clock(const regex *r, const regex_run *run, kvs_error *err)
 {
-    if ((uint64_t)clock_ns() < run->deadline_ns) {
+    if (clock_ns() < run->deadline_ns) {
         return KVS_OK;
     }
     return err_set(err, KVS_LIMIT, "%s: the regex takes too long on this text", r->name);
@@ -186,12 +191,14 @@ static kvs_status check_clock(const regex *r, const regex_run *run, kvs_error *e
 static int match(const regex *r, regex_run *run, const char *s, size_t n, size_t from)
 {
     const PCRE2_SPTR text = (PCRE2_SPTR)s;
-    int rc = pcre2_match(r->code, text, n, from, PCRE2_NO_UTF_CHECK, run->data, run->ctx);
-    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
-        rc = pcre2_match(r->code, text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->data,
-                         run->ctx);
+    if (r->compiled) {
+        const int rc = pcre2_jit_match(r->code, text, n, from, 0, run->data, run->ctx);
+        if (rc != PCRE2_ERROR_JIT_STACKLIMIT) {
+            return rc;
+        }
     }
-    return rc;
+    return pcre2_match(r->code, text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->data,
+                       run->ctx);
 }
 
 kvs_status regex_find(const regex *r, regex_run *run, const char *s, size_t n, size_t from,

@@ -37,6 +37,9 @@ void regex_free(regex *r); /* NULL is fine */
 kvs_status regex_run_new(regex_run **out, size_t n_byte, kvs_error *err);
 void regex_run_free(regex_run *run); /* NULL is fine */
 
+/* Ends the allowance at a time of base/clock.h. */
+void regex_run_set_deadline(regex_run *run, int64_t t_ns);
+
 /* The first match in s[0..n), which is valid UTF-8, that begins at `from` or later; what lies before
  * `from` is seen by look-behind. *found false: there is none. */
 kvs_status regex_find(const regex *r, regex_run *run, const char *s, size_t n, size_t from,

@@ -51,8 +51,7 @@ const char *tj_type(const json_t *v)
     return s != NULL ? s : "";
 }
 
-static kvs_status read_all(kvs_tokenizer *t, const json_t *root, const json_t *config,
-                           kvs_error *err)
+static kvs_status read_root(kvs_tokenizer *t, const json_t *root, kvs_error *err)
 {
     const json_t *model = tj_get(root, "model");
     const json_t *added = tj_get(root, "added_tokens");
@@ -66,8 +65,7 @@ static kvs_status read_all(kvs_tokenizer *t, const json_t *root, const json_t *c
     }
     TRY(tok_read_model(t, model, added, err));
     TRY(tok_read_added(t, tj_get(model, "vocab"), added, err));
-    TRY(tok_read_steps(t, root, err));
-    return config != NULL ? tok_read_config(t, config, err) : KVS_OK;
+    return tok_read_steps(t, root, err);
 }
 
 kvs_status tok_parse(kvs_tokenizer **out, const char *json, size_t n, const char *config,
@@ -85,10 +83,13 @@ kvs_status tok_parse(kvs_tokenizer **out, const char *json, size_t n, const char
         st = tj_load(&conf, "tokenizer_config.json", config, n_config, err);
     }
     if (st == KVS_OK) {
-        st = read_all(t, root, conf, err);
+        st = read_root(t, root, err);
         if (st < 0) {
             err_prefix(err, "tokenizer.json");
         }
+    }
+    if (st == KVS_OK && conf != NULL) {
+        st = tok_read_config(t, conf, err);
     }
     json_decref(root);
     json_decref(conf);

@@ -243,7 +243,8 @@ static kvs_status settle(const json_t *config, const char *key, int32_t id, int3
     }
     if (add && k == *n) {
         if (*n == TOK_WRAP_MAX) {
-            return err_set(err, KVS_LIMIT, "post_processor: more than %d tokens on one side",
+            return err_set(err, KVS_LIMIT,
+                           "tokenizer_config.json: %s makes more than %d tokens on one side", key,
                            TOK_WRAP_MAX);
         }
         const int32_t at = front ? 0 : *n;

@@ -102,6 +102,8 @@ def span_of(rng, specials):
 def string_of(rng, specials):
     n = rng.choice((0, 1, 1, 2, 3, 4, 5, 6, 8, 12))
     parts = []
+    if rng.random() < 0.01:  # one long pre-token, most of it in pieces of several letters
+        parts.append("".join(rng.choice(WORDS) for _ in range(rng.randint(15, 100))).replace("'", ""))
     for _ in range(n):
         parts.append(span_of(rng, specials))
         if rng.random() < 0.4:
