@@ -36,8 +36,8 @@ static const bench_op k_roof_op = {
 };
 
 static const bench_op *const k_op[] = {
-    &bench_attn_op,  &bench_index_op,    &bench_topk_op,  &bench_select_op,
-    &bench_merge_op, &bench_exchange_op, &bench_write_op, &k_roof_op,
+    &bench_attn_op,     &bench_index_op, &bench_topk_op, &bench_select_op, &bench_merge_op,
+    &bench_exchange_op, &bench_write_op, &bench_gemm_op, &k_roof_op,
 };
 
 enum { N_OP = (int)(sizeof k_op / sizeof *k_op) };
@@ -454,7 +454,7 @@ static kvs_status make_grid(const bench_run *b, const bench_op *op, grid *g, kvs
     const kvs_bench_axis none = {NULL, 0};
     const bench_point *d = &op->def;
     const int32_t threads = d->threads > 0 ? d->threads : pool_cores();
-    TRY(axis_take(&g->batch, "batch", cfg->batch, none, d->batch, 1, 65536, err));
+    TRY(axis_take(&g->batch, "batch", cfg->batch, op->batch, d->batch, 1, 65536, err));
     TRY(axis_take(&g->q, "q", cfg->q, none, d->q, 1, 65536, err));
     TRY(axis_take(&g->heads, "heads", cfg->heads, op->heads, d->heads, 1, KVS_MAX_HEADS, err));
     TRY(axis_take(&g->len, "len", cfg->len, op->len, d->len, 1, INT32_MAX - 1, err));
@@ -464,6 +464,9 @@ static kvs_status make_grid(const bench_run *b, const bench_op *op, grid *g, kvs
     TRY(axis_take(&g->kv, "kv", cfg->kv, op->kv, d->kv, KVS_KV_F32, KVS_KV_FP8_DS_MLA, err));
     if (cfg->len.n == 0) {
         shorten_for_ref(b, op, &g->len);
+    }
+    if (cfg->batch.n == 0 && strcmp(b->kern.variant[op->op], "ref") == 0) {
+        g->batch.n = 1;
     }
     g->n_label = op->n_label > 0 ? op->n_label : 1;
     return take_invalid(g, cfg, err);

@@ -68,14 +68,14 @@ typedef struct bench_op {
     bench_point def;           /* scalars where an axis is not given */
     const char *const *labels; /* [n_label] each point is timed once per label; NULL: once */
     int32_t n_label;
-    kvs_bench_axis heads, len, topk, dcp, kv; /* the op's own grid */
+    kvs_bench_axis batch, heads, len, topk, dcp, kv; /* the op's own grid */
     /* Fills the case for label i_label; or sets c->skip, where this point cannot be run, to the
      * reason ("" where none need be given), and leaves the rest alone. */
     kvs_status (*setup)(bench_case *c, int32_t i_label, kvs_error *err);
 } bench_op;
 
 extern const bench_op bench_attn_op, bench_index_op, bench_topk_op, bench_select_op, bench_merge_op,
-    bench_write_op, bench_exchange_op;
+    bench_write_op, bench_exchange_op, bench_gemm_op;
 
 struct bench_run {
     const kvs_bench_config *cfg;

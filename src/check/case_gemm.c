@@ -124,9 +124,22 @@ static double value_of_w(const gemm_args *a, int64_t b, int64_t o, int64_t i)
     return (double)orc_round_bf16(product);
 }
 
+static double value_of_x(const gemm_args *a, int64_t b, int64_t row, int64_t i)
+{
+    return (double)orc_load(a->x, a->w.type == GEMM_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16,
+                            b * a->x_batch + row * a->x_stride + i);
+}
+
 static int is_tiny(double x)
 {
     return x != 0.0 && fabs(x) < 0x1p-126;
+}
+
+static void want_add(gemm_want *g, double x, double w)
+{
+    g->value += x * w;
+    g->terms += fabs(x * w);
+    g->flushed += is_tiny(x) || is_tiny(w) ? fabs(x * w) : 0.0;
 }
 
 static void gemm_finish(check_case *k)
@@ -134,7 +147,6 @@ static void gemm_finish(check_case *k)
     const gemm_args *a = k->args;
     gemm_expect *e = k->expect != NULL ? k->expect : case_alloc(k, 1, sizeof *e);
     const int64_t n = (int64_t)a->n_batch * a->n_row * a->w.n_out;
-    const int32_t type = a->w.type == GEMM_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     e->want = case_alloc(k, n, sizeof *e->want);
     double *w = case_alloc(k, a->w.n_in, sizeof *w);
     k->expect = e;
@@ -150,11 +162,7 @@ static void gemm_finish(check_case *k)
         for (int64_t row = 0; row < a->n_row; row++) {
             gemm_want *g = &e->want[(b * a->n_row + row) * a->w.n_out + o];
             for (int64_t i = 0; i < a->w.n_in; i++) {
-                const double x =
-                    (double)orc_load(a->x, type, b * a->x_batch + row * a->x_stride + i);
-                g->value += x * w[i];
-                g->terms += fabs(x * w[i]);
-                g->flushed += is_tiny(x) || is_tiny(w[i]) ? fabs(x * w[i]) : 0.0;
+                want_add(g, value_of_x(a, b, row, i), w[i]);
             }
         }
     }
@@ -298,21 +306,37 @@ static void gemm_alone_run(const kern_table *t, check_case *k, dev_queue *q)
     }
 }
 
+static void compare_value(const gemm_args *a, const gemm_want *g, coord at, float y,
+                          const check_variant *v, check_result *r)
+{
+    const double n = (double)a->w.n_in;
+    const double flush = v->bf16 ? g->flushed + n * 0x1p-126 : 0.0;
+    const double tol =
+        (sqrt(n) + 2.0) * u * g->terms + half_ulp_f32(g->value) + n * 0x1p-149 + flush;
+    cmp_near(r, at, y, g->value, tol);
+}
+
+void gemm_compare_one(const gemm_args *a, int64_t b, int64_t row, int64_t out,
+                      const check_variant *v, check_result *r)
+{
+    gemm_want g = {0.0, 0.0, 0.0};
+    for (int64_t i = 0; i < a->w.n_in; i++) {
+        want_add(&g, value_of_x(a, b, row, i), value_of_w(a, b, out, i));
+    }
+    compare_value(a, &g, (coord){"y", row, b, out}, a->y[b * a->y_batch + row * a->y_stride + out],
+                  v, r);
+}
+
 static void gemm_compare(check_case *k, const check_variant *v, check_result *r)
 {
     const gemm_args *a = k->args;
     const gemm_expect *e = k->expect;
-    const double n = (double)a->w.n_in;
     for (int64_t at = 0; at < (int64_t)a->n_batch * a->n_row; at++) {
         const int64_t b = at / a->n_row;
         const int64_t row = at % a->n_row;
         const float *y = a->y + b * a->y_batch + row * a->y_stride;
         for (int64_t o = 0; o < a->w.n_out; o++) {
-            const gemm_want *g = &e->want[at * a->w.n_out + o];
-            const double flush = v->bf16 ? g->flushed + n * 0x1p-126 : 0.0;
-            const double tol =
-                (sqrt(n) + 2.0) * u * g->terms + half_ulp_f32(g->value) + n * 0x1p-149 + flush;
-            cmp_near(r, (coord){"y", row, b, o}, y[o], g->value, tol);
+            compare_value(a, &e->want[at * a->w.n_out + o], (coord){"y", row, b, o}, y[o], v, r);
             if (e->alone != NULL) {
                 cmp_bits(r, (coord){"alone", row, -1, o}, e->alone[row * a->y_stride + o], y[o]);
             }

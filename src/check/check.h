@@ -205,12 +205,15 @@ void cmp_ratio(check_result *r, coord at, double error, double tol);
 double half_ulp_f32(double x);
 double half_ulp_bf16(double x);
 
-/* ---- single results with their op's bound (case_score.c, case_merge.c; case_attn.h) -------------- */
+/* ---- single results with their op's bound (case_score.c, case_merge.c, case_gemm.c; case_attn.h) - */
 
 void score_compare_one(const index_score_args *a, const orc_score *o, int64_t row, int64_t col,
                        check_result *r);
 void merge_compare_head(const merge_args *a, const orc_merge *o, int64_t row, int64_t head,
                         check_result *r);
+/* Output `out` of row `row` of product b. */
+void gemm_compare_one(const gemm_args *a, int64_t b, int64_t row, int64_t out,
+                      const check_variant *v, check_result *r);
 
 /* ---- data (gen.c) ---------------------------------------------------------------------------- */
 

@@ -253,6 +253,28 @@ static void moved_bytes_are_read_and_written(void **state)
     assert_int_equal(n_latent, 4);
 }
 
+static void products_count_weights_scales_and_rows(void **state)
+{
+    (void)state;
+    seen s;
+    kvs_bench_config c = config("gemm", &s);
+    c.batch = AXIS(3);
+    c.q = AXIS(2);
+    c.kv = AXIS(KVS_KV_F32, KVS_KV_BF16, KVS_KV_FP8);
+    run(&c);
+    assert_int_equal(s.n, 9);
+    check_rows(&s);
+    const double dims[3][2] = {{2048, 7168}, {7168, 2048}, {576, 7168}};
+    for (int i = 0; i < 9; i++) {
+        const double *d = dims[i % 3];
+        const double w[] = {4, 2, 1 + 4 / 16384.0 * (i % 3 == 2 ? 5 / 4.5 : 1)};
+        const double x[] = {4, 2, 2};
+        assert_close(s.row[i].gflop * 1e9, 2 * 6 * d[0] * d[1]);
+        assert_close(s.row[i].gbyte * 1e9,
+                     d[0] * d[1] * w[i / 3] + 6 * d[1] * x[i / 3] + 6 * d[0] * 4);
+    }
+}
+
 static void exchanged_bytes_are_written_and_read(void **state)
 {
     (void)state;
@@ -317,6 +339,12 @@ static void wrong_index_write(const index_write_args *a, dev_queue *q)
     a->keys[a->slot[0] / 64 * a->page_stride + a->slot[0] % 64 * 128 + 9] ^= 1;
 }
 
+static void wrong_gemm(const gemm_args *a, dev_queue *q)
+{
+    g_right.gemm(a, q);
+    a->y[(int64_t)(a->n_row - 1) * a->y_stride + a->w.n_out - 1] += 1.0f;
+}
+
 static void a_kernel_that_is_wrong_in_one_value_fails(void **state)
 {
     (void)state;
@@ -328,7 +356,8 @@ static void a_kernel_that_is_wrong_in_one_value_fails(void **state)
     broken.merge = wrong_merge;
     broken.kv_write = wrong_kv_write;
     broken.index_write = wrong_index_write;
-    static const char *const ops[] = {"attn", "index", "topk", "select", "merge", "write"};
+    broken.gemm = wrong_gemm;
+    static const char *const ops[] = {"attn", "index", "topk", "select", "merge", "write", "gemm"};
     for (size_t i = 0; i < UNIT_COUNT(ops); i++) {
         seen s;
         kvs_bench_config c = config(ops[i], &s);
@@ -336,11 +365,16 @@ static void a_kernel_that_is_wrong_in_one_value_fails(void **state)
         const kvs_bench_axis len = AXIS(200);
         const kvs_bench_axis heads = AXIS(4);
         const kvs_bench_axis kv = AXIS(KVS_KV_FP8_DS_MLA, KVS_KV_FP8); /* byte 600: a rope */
-        if (strcmp(ops[i], "merge") != 0 && strcmp(ops[i], "write") != 0) {
+        const kvs_bench_axis f32 = AXIS(KVS_KV_F32);
+        const int gemm = strcmp(ops[i], "gemm") == 0;
+        if (strcmp(ops[i], "merge") != 0 && strcmp(ops[i], "write") != 0 && !gemm) {
             c.len = len;
         }
-        if (strcmp(ops[i], "topk") != 0 && strcmp(ops[i], "write") != 0) {
+        if (strcmp(ops[i], "topk") != 0 && strcmp(ops[i], "write") != 0 && !gemm) {
             c.heads = heads;
+        }
+        if (gemm) {
+            c.kv = f32;
         }
         if (strcmp(ops[i], "write") == 0) {
             c.kv = kv;
@@ -454,7 +488,7 @@ static void what_cannot_be_run_says_why(void **state)
 {
     (void)state;
     seen s;
-    kvs_bench_config c = config("gemm", &s);
+    kvs_bench_config c = config("matmul", &s);
     expect(&c, KVS_INVALID, "attn, index, topk");
     c = config("attn", &s);
     c.heads = AXIS(129);
@@ -548,6 +582,7 @@ int main(void)
         cmocka_unit_test(indexer_work_is_keys_times_heads),
         cmocka_unit_test(selection_reads_scores_once_and_leaves_a_list),
         cmocka_unit_test(moved_bytes_are_read_and_written),
+        cmocka_unit_test(products_count_weights_scales_and_rows),
         cmocka_unit_test(exchanged_bytes_are_written_and_read),
         cmocka_unit_test(a_kernel_that_is_wrong_in_one_value_fails),
         cmocka_unit_test(every_point_of_a_grid_is_a_row_and_threads_vary_last),
