@@ -194,7 +194,9 @@ static int by_place(const void *a, const void *b)
 /* Whether n tensors cover the data of their file from its first to its last byte, each once. */
 static kvs_status check_cover(const safet_file *f, safet_tensor *t, int64_t n, kvs_error *err)
 {
-    qsort(t, (size_t)n, sizeof *t, by_place);
+    if (n > 0) {
+        qsort(t, (size_t)n, sizeof *t, by_place);
+    }
     const unsigned char *at = f->data + PREFIX + f->header;
     for (int64_t i = 0; i < n; i++) {
         const place p = {f->name, t[i].name, err};
@@ -272,7 +274,8 @@ static kvs_status add_entries(safet *s, int32_t i_file, json_t *root, kvs_error 
         t.name = name;
         s->tensor[s->n_tensor++] = t;
     }
-    return check_cover(f, s->tensor + first, s->n_tensor - first, err);
+    const int64_t n = s->n_tensor - first;
+    return check_cover(f, n > 0 ? s->tensor + first : NULL, n, err);
 }
 
 kvs_status safet_add_tensors(safet *s, int32_t i_file, kvs_error *err)
