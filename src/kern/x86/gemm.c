@@ -13,22 +13,29 @@
 #include "shard/shard.h"
 
 enum {
-    PAD = 64, /* bytes behind a panel's row: rows fall into different sets of a cache */
+    CODES_AHEAD = 512, /* bytes between the codes read and the codes fetched */
+    PAD = 64,          /* bytes behind a panel's row: rows fall into different sets of a cache */
     TASKS_PER_WORKER = 8,
     TASK_BYTES = 64 * 1024,  /* of weights, at least            */
     ALONE_COST = 128 * 1024, /* below: the calling thread alone */
 };
 
-/* What a worker owns: offsets and row lengths in bytes. */
+/* What a worker owns: first [group_row] rows of x in f32, then what the offsets say. In bytes. */
 typedef struct gemm_work {
     uint8_t *at;
-    size_t w;     /* [panel_out] rows of f32 or bf16; one tile where rows are few. Before it,
-                         [group_row] rows of x in f32                                     */
-    size_t codes; /* [n_out of a tile] rows of bf16, on the way to f32                */
-    size_t bytes;
-    int64_t stride;   /* of a row of x and w                                              */
-    int64_t stride_c; /* of codes                                                         */
+    size_t w;          /* [panel_out] rows of f32 or bf16; one tile where rows are few */
+    size_t codes;      /* [n_out of a tile] rows of bf16, on the way to f32            */
+    size_t tables;     /* of one row of scales                                         */
+    size_t bytes;      /* of all                                                       */
+    int64_t stride;    /* of a row of x and w                                          */
+    int64_t stride_c;  /* of codes                                                     */
+    int64_t scale_row; /* whose tables are there; -1: none                             */
 } gemm_work;
+
+/* Outputs [out, out + n_out) along [k0, k0 + n). */
+typedef struct gemm_span {
+    int32_t out, n_out, k0, n;
+} gemm_span;
 
 typedef struct gemm_job {
     const gemm_isa *isa;
@@ -36,6 +43,7 @@ typedef struct gemm_job {
     int32_t size_w, size_x; /* bytes of an element                     */
     int32_t block;          /* elements of n_in                        */
     int32_t widened;        /* bf16 operands go through panels of f32  */
+    int32_t in_panel;       /* the tiles read w from a panel           */
     int32_t n_group;        /* groups of rows, of group_row each       */
     int32_t group_row;
     int32_t n_range, range_row; /* rows of a task    */
@@ -77,20 +85,26 @@ static int is_widened(const gemm_isa *isa, const gemm_args *a)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+/* Blocks of 128 columns of the whole tensor that w has a part of. */
+static int64_t scale_count(const gemm_mat *w)
+{
+    return ((int64_t)w->col0 + w->n_in - 1) / GEMM_BLOCK - w->col0 / GEMM_BLOCK + 1;
+}
+
 static gemm_work work_of(const gemm_isa *isa, const gemm_args *a)
 {
     const int widened = is_widened(isa, a);
+    const int is_fp8 = a->w.type == GEMM_FP8;
     const int32_t n = min32(block_of(isa, &a->w), round_up(a->w.n_in, PAD));
     const int64_t slots = a->n_row > isa->panel_row ? isa->panel_out : isa->n_out;
     const int64_t rows = widened ? min32(a->n_row, isa->panel_row) : 0;
     gemm_work k = {.stride = (int64_t)n * (widened ? 4 : 2) + PAD,
-                   .stride_c = (int64_t)n * 2 + PAD};
+                   .stride_c = (int64_t)n * 2 + PAD,
+                   .scale_row = -1};
     k.w = (size_t)(rows * k.stride);
-    k.codes = k.w + (widened || a->w.type == GEMM_FP8 ? (size_t)(slots * k.stride) : 0);
-    k.bytes = k.codes;
-    if (widened && a->w.type == GEMM_FP8) {
-        k.bytes += (size_t)(isa->n_out * k.stride_c);
-    }
+    k.codes = k.w + (widened || is_fp8 ? (size_t)(slots * k.stride) : 0);
+    k.tables = k.codes + (widened && is_fp8 ? (size_t)(isa->n_out * k.stride_c) : 0);
+    k.bytes = k.tables + (is_fp8 ? (size_t)scale_count(&a->w) * isa->codes->table_bytes : 0);
     return k;
 }
 
@@ -101,25 +115,42 @@ size_t gemm_scratch_run(const gemm_isa *isa, const gemm_args *a, const dev_queue
 
 /* ---- panels ---------------------------------------------------------------------------------- */
 
-static void dequant_rows(const gemm_job *j, const gemm_part *p, int32_t out, int32_t n_out,
-                         int32_t k0, int32_t n, uint8_t *to, int64_t stride)
+/* The tables of one row of scales, made once while outputs stay under it. */
+static void tables_for(const gemm_job *j, gemm_work *k, int64_t scale_row)
 {
     const gemm_mat *w = &j->a->w;
-    for (int32_t o = out; o < out + n_out;) {
+    if (k->scale_row != scale_row) {
+        j->isa->codes->tables(w->scale + scale_row * w->scale_stride + w->col0 / GEMM_BLOCK,
+                              (int32_t)scale_count(w), k->at + k->tables);
+        k->scale_row = scale_row;
+    }
+}
+
+static void dequant_span(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_span s,
+                         uint8_t *to, int64_t stride)
+{
+    const gemm_mat *w = &j->a->w;
+    const int64_t next_tile = j->isa->n_out * w->stride - w->n_in;
+    for (int32_t o = s.out; o < s.out + s.n_out;) {
         const int64_t o_whole = (int64_t)w->row0 + o;
-        const int32_t same =
-            (int32_t)(GEMM_BLOCK - o_whole % GEMM_BLOCK); /* outputs to the next row of scales */
-        const int32_t n_row = min32(same, out + n_out - o);
-        const float *scale = w->scale + o_whole / GEMM_BLOCK * w->scale_stride;
-        for (int32_t i = 0; i < n;) {
-            const int64_t i_whole = (int64_t)w->col0 + k0 + i;
-            const int32_t len = min32((int32_t)(GEMM_BLOCK - i_whole % GEMM_BLOCK), n - i);
-            j->isa->dequant(p->w + o * w->stride + k0 + i, w->stride, n_row, len,
-                            scale[i_whole / GEMM_BLOCK],
-                            (uint16_t *)(void *)(to + (o - out) * stride) + i, stride / 2);
-            i += len;
+        const int32_t same = (int32_t)(GEMM_BLOCK - o_whole % GEMM_BLOCK);
+        gemm_strip strip = {.stride = w->stride, .n_row = min32(same, s.out + s.n_out - o)};
+        strip.to_stride = stride / 2;
+        tables_for(j, k, o_whole / GEMM_BLOCK);
+        for (int32_t i = 0; i < s.n; i += strip.n) {
+            const int64_t col = (int64_t)w->col0 + s.k0 + i;
+            const int64_t i_table = col / GEMM_BLOCK - w->col0 / GEMM_BLOCK;
+            strip.n = min32((int32_t)(GEMM_BLOCK - col % GEMM_BLOCK), s.n - i);
+            strip.code = p->w + o * w->stride + s.k0 + i;
+            strip.table = k->at + k->tables + (size_t)i_table * j->isa->codes->table_bytes;
+            strip.to = (uint16_t *)(void *)(to + (o - s.out) * stride) + i;
+            strip.ahead = CODES_AHEAD;
+            if (s.k0 + i + CODES_AHEAD >= w->n_in) {
+                strip.ahead += next_tile;
+            }
+            j->isa->codes->dequant(&strip);
         }
-        o += n_row;
+        o += strip.n_row;
     }
 }
 
@@ -131,61 +162,87 @@ static void widen_rows(const gemm_job *j, const uint8_t *from, int64_t from_stri
     }
 }
 
-/* n_out rows of w from `out` on, along one block, in the form the tiles read. */
-static void panel_fill(const gemm_job *j, const gemm_work *k, const gemm_part *p, int32_t out,
-                       int32_t n_out, int32_t k0, int32_t n, uint8_t *to)
+/* Rows of w along one block, in the form the tiles read. */
+static void panel_fill(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_span s,
+                       uint8_t *to)
 {
     const gemm_mat *w = &j->a->w;
     const int is_fp8 = w->type == GEMM_FP8;
+    uint8_t *codes = k->at + k->codes;
     if (is_fp8) {
-        dequant_rows(j, p, out, n_out, k0, n, j->widened ? k->at + k->codes : to,
-                     j->widened ? k->stride_c : k->stride);
+        dequant_span(j, k, p, s, j->widened ? codes : to, j->widened ? k->stride_c : k->stride);
     }
     if (j->widened) {
-        const uint8_t *from = is_fp8 ? k->at + k->codes : p->w + (out * w->stride + k0) * j->size_w;
-        widen_rows(j, from, is_fp8 ? k->stride_c : w->stride * j->size_w, n_out, n, to, k->stride);
+        const uint8_t *from = is_fp8 ? codes : p->w + (s.out * w->stride + s.k0) * j->size_w;
+        widen_rows(j, from, is_fp8 ? k->stride_c : w->stride * j->size_w, s.n_out, s.n, to,
+                   k->stride);
     }
 }
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
-/* Rows [row, row + n_row) times the outputs of the part along [k0, k0 + n). */
-static void run_group(const gemm_job *j, const gemm_work *k, const gemm_part *p, int32_t row,
-                      int32_t n_row, int32_t k0, int32_t n)
+/* Rows [row, row + n_row) times one tile of outputs. t->x is set. */
+static void run_tile(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_tile *t, int32_t row,
+                     gemm_span s)
 {
     const gemm_args *a = j->a;
-    const gemm_isa *isa = j->isa;
-    const int in_panel = j->widened || a->w.type == GEMM_FP8;
+    const int64_t row_bytes = a->w.stride * j->size_w;
     const int many = p->row_end - p->row > j->group_row; /* groups share the panel */
-    gemm_tile t = {.n_row = n_row, .n = n, .first = k0 == 0, .y_stride = a->y_stride};
-    t.x = p->x + (row * a->x_stride + k0) * j->size_x;
+    int64_t stride = row_bytes;
+    const uint8_t *w = p->w + s.out * row_bytes + (int64_t)s.k0 * j->size_w;
+    t->n_out = s.n_out;
+    t->first = s.k0 == 0;
+    t->streams = !j->in_panel && row == p->row;
+    if (j->in_panel) {
+        uint8_t *slot = k->at + k->w + (many ? s.out - p->out : 0) * k->stride;
+        if (row == p->row) {
+            panel_fill(j, k, p, s, slot);
+        }
+        w = slot;
+        stride = k->stride;
+    } else {
+        t->turn = (int64_t)(a->w.n_in - s.k0) * j->size_w - GEMM_AHEAD;
+        t->jump = j->isa->n_out * row_bytes - (int64_t)a->w.n_in * j->size_w + GEMM_AHEAD;
+    }
+    for (int32_t i = 0; i < j->isa->n_out; i++) {
+        t->w[i] = w + min32(i, s.n_out - 1) * stride;
+    }
+    t->y = p->y + row * a->y_stride + s.out;
+    if (a->w.type == GEMM_F32 || j->widened) {
+        j->isa->dot_f32(t);
+    } else {
+        j->isa->dot_bf16(t);
+    }
+}
+
+/* Rows [row, row + n_row) times outputs [out, out_end) along one block. */
+static void run_group(const gemm_job *j, gemm_work *k, const gemm_part *p, int32_t row, gemm_span s)
+{
+    const gemm_args *a = j->a;
+    gemm_tile t = {.n_row = min32(j->group_row, p->row_end - row), .y_stride = a->y_stride};
+    t.n = s.n;
+    t.x = p->x + (row * a->x_stride + s.k0) * j->size_x;
     t.x_stride = a->x_stride * j->size_x;
-    t.streams = !in_panel && row == p->row;
     if (j->widened) {
-        widen_rows(j, t.x, t.x_stride, n_row, n, k->at, k->stride);
+        widen_rows(j, t.x, t.x_stride, t.n_row, s.n, k->at, k->stride);
         t.x = k->at;
         t.x_stride = k->stride;
-        t.n = round_up(n, isa->block_f32 / 32);
+        t.n = round_up(s.n, j->isa->block_f32 / 32); /* whole vectors of bf16 */
     }
-    const int64_t stride = in_panel ? k->stride : a->w.stride * j->size_w;
-    for (int32_t o = p->out; o < p->out_end; o += isa->n_out) {
-        t.n_out = min32(isa->n_out, p->out_end - o);
-        const uint8_t *w = p->w + (o * a->w.stride + k0) * j->size_w;
-        if (in_panel) {
-            uint8_t *slot = k->at + k->w + (many ? o - p->out : 0) * k->stride;
-            if (row == p->row) {
-                panel_fill(j, k, p, o, t.n_out, k0, n, slot);
-            }
-            w = slot;
-        }
-        for (int32_t i = 0; i < isa->n_out; i++) {
-            t.w[i] = w + min32(i, t.n_out - 1) * stride;
-        }
-        t.y = p->y + row * a->y_stride + o;
-        if (a->w.type == GEMM_F32 || j->widened) {
-            isa->dot_f32(&t);
-        } else {
-            isa->dot_bf16(&t);
+    for (int32_t o = s.out; o < s.out + s.n_out; o += j->isa->n_out) {
+        const int32_t n_out = min32(j->isa->n_out, s.out + s.n_out - o);
+        run_tile(j, k, p, &t, row, (gemm_span){o, n_out, s.k0, s.n});
+    }
+}
+
+/* Along n_in, all groups of rows over the outputs of the span in each block. */
+static void run_span(const gemm_job *j, gemm_work *k, const gemm_part *p, int32_t out,
+                     int32_t n_out)
+{
+    for (int32_t k0 = 0; k0 < j->a->w.n_in; k0 += j->block) {
+        const gemm_span s = {out, n_out, k0, min32(j->block, j->a->w.n_in - k0)};
+        for (int32_t row = p->row; row < p->row_end; row += j->group_row) {
+            run_group(j, k, p, row, s);
         }
     }
 }
@@ -210,11 +267,11 @@ static void gemm_task(void *ctx, int64_t i_task, int i_worker)
     };
     p.row_end = min32(p.row + j->range_row, a->n_row);
     p.out_end = min32(p.out + j->part_out, a->w.n_out);
-    for (int32_t k0 = 0; k0 < a->w.n_in; k0 += j->block) {
-        const int32_t n = min32(j->block, a->w.n_in - k0);
-        for (int32_t row = p.row; row < p.row_end; row += j->group_row) {
-            run_group(j, &k, &p, row, min32(j->group_row, p.row_end - row), k0, n);
-        }
+    /* one group: the rows of a tile from end to end, so that memory is read in long runs; more of
+       them, or a panel of x: the outputs of the task share what a block has in the cache */
+    const int32_t step = j->n_group == 1 && !j->widened ? j->isa->n_out : j->part_out;
+    for (int32_t o = p.out; o < p.out_end; o += step) {
+        run_span(j, &k, &p, o, min32(step, p.out_end - o));
     }
 }
 
@@ -255,6 +312,7 @@ void gemm_run(const gemm_isa *isa, const gemm_args *a, dev_queue *q)
     j.size_w = a->w.type == GEMM_F32 ? 4 : a->w.type == GEMM_BF16 ? 2 : 1;
     j.size_x = a->w.type == GEMM_F32 ? 4 : 2;
     j.widened = is_widened(isa, a);
+    j.in_panel = j.widened || a->w.type == GEMM_FP8;
     plan(&j, (int64_t)worker_count(q));
     const int64_t n_weight = (int64_t)a->n_batch * a->w.n_out * a->w.n_in;
     const int alone = n_weight * (j.size_w + a->n_row / 4) < ALONE_COST;

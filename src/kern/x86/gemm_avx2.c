@@ -13,7 +13,7 @@ static const gemm_isa g_isa = {
     .dot_f32 = dot_f32,
     .dot_bf16 = dot_bf16,
     .widen = widen,
-    .dequant = dequant,
+    .codes = &g_codes,
 };
 
 static void gemm_avx2(const gemm_args *a, dev_queue *q)

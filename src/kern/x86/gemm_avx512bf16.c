@@ -13,7 +13,7 @@ static const gemm_isa g_isa = {
     .panel_row = 96,
     .dot_f32 = dot_f32,
     .dot_bf16 = dot_bf16,
-    .dequant = dequant,
+    .codes = &g_codes,
 };
 
 static void gemm_simd(const gemm_args *a, dev_queue *q)

@@ -130,9 +130,10 @@ SIMD_FN void tile_rows(const gemm_tile *t, int32_t r, const int m, const int for
     int64_t at = 0;
     for (; at + LINE <= end; at += LINE) {
         if (streams) {
+            const int64_t to = at + (at < t->turn ? GEMM_AHEAD : t->jump);
             SIMD_UNROLL
             for (int j = 0; j < NR; j++) {
-                _mm_prefetch((const char *)(w[j] + at + GEMM_AHEAD), _MM_HINT_T0);
+                _mm_prefetch((const char *)(w[j] + to), _MM_HINT_T0);
             }
         }
         tile_step(acc, x, w, at, m, form);
@@ -225,9 +226,12 @@ static void widen(const uint8_t *from, int32_t n, float *to)
 
 /* The bf16 value of code * scale, exponent of the code left out: byte m of lo and hi for a normal code
  * with mantissa m, byte 8 + m for a subnormal one. A product's rounding depends on the mantissa alone
- * while nothing leaves the normal numbers. */
+ * while nothing leaves the normal numbers; elsewhere, and for NaN codes, codes go by value. */
 typedef struct code_table {
-    vi lo, hi;
+    uint8_t lo[16], hi[16];
+    float scale;
+    int32_t is_plain;
+    uint8_t pad[24];
 } code_table;
 
 /* Whether every product of the scale with a code is a normal number or 0. */
@@ -245,7 +249,7 @@ SIMD_FN __m256i round_to_words(__m256 x)
                              16);
 }
 
-SIMD_FN code_table code_table_of(float scale)
+static void code_table_fill(code_table *t, float scale)
 {
     const __m256 s = _mm256_set1_ps(scale);
     const __m256 normal =
@@ -260,20 +264,31 @@ SIMD_FN code_table code_table_of(float scale)
     const __m256i word = _mm256_permute4x64_epi64(_mm256_packus_epi32(n, b), 0xd8);
     const __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(word, _mm256_set1_epi16(0xff)),
                                               _mm256_srli_epi16(word, 8));
-    const __m256i split = _mm256_permute4x64_epi64(bytes, 0xd8);
-    const code_table t = {vi_of_128(_mm256_castsi256_si128(split)),
-                          vi_of_128(_mm256_extracti128_si256(split, 1))};
-    return t;
+    _mm256_storeu_si256((__m256i *)(void *)t->lo, _mm256_permute4x64_epi64(bytes, 0xd8));
+    t->scale = scale;
+    t->is_plain = scale_is_plain(scale);
+}
+
+static void code_tables(const float *scale, int32_t n, uint8_t *table)
+{
+    for (int32_t i = 0; i < n; i++) {
+        code_table_fill((code_table *)(void *)table + i, scale[i]);
+    }
+}
+
+SIMD_FN vi table_half(const uint8_t *half)
+{
+    return vi_of_128(_mm_loadu_si128((const __m128i *)(const void *)half));
 }
 
 /* STEP codes -> 2 vectors of bf16; NaN codes come out as numbers. *top: largest magnitude code so far. */
-SIMD_FN void codes_to_bf16(const uint8_t *code, code_table t, vi *top, uint16_t *to)
+SIMD_FN void codes_to_bf16(const uint8_t *code, vi t_lo, vi t_hi, vi *top, uint16_t *to)
 {
     const vi x = vb_before_zip(vi_loadu(code));
     const vi e = vi_and(x, vb_set1(0x78));
     const vi at = vi_or(vi_and(x, vb_set1(7)), vi_and(vb_is_zero(e), vb_set1(8)));
-    const vi lo = vb_shuffle(t.lo, at);
-    const vi hi = vi_xor(vb_shuffle(t.hi, at), vi_and(x, vb_set1(0x80)));
+    const vi lo = vb_shuffle(t_lo, at);
+    const vi hi = vi_xor(vb_shuffle(t_hi, at), vi_and(x, vb_set1(0x80)));
     *top = vb_max(*top, vi_and(x, vb_set1(0x7f)));
     vi_storeu(to, vw_add(vb_zip_lo(lo, hi), vw_sll4(vb_zip_lo(e, vb_zero()))));
     vi_storeu(to + 2 * L, vw_add(vb_zip_hi(lo, hi), vw_sll4(vb_zip_hi(e, vb_zero()))));
@@ -286,22 +301,35 @@ static void codes_by_value(const uint8_t *code, int32_t n, float scale, uint16_t
     }
 }
 
-static void dequant(const uint8_t *code, int64_t stride, int32_t n_row, int32_t n, float scale,
-                    uint16_t *to, int64_t to_stride)
+static void dequant(const gemm_strip *s)
 {
-    const int plain = scale_is_plain(scale);
-    const code_table t = code_table_of(scale);
-    const int32_t whole = plain ? n / STEP * STEP : 0;
-    for (int32_t r = 0; r < n_row; r++, code += stride, to += to_stride) {
-        vi top = vb_zero();
-        for (int32_t i = 0; i < whole; i += STEP) {
-            _mm_prefetch((const char *)(code + i + GEMM_AHEAD / 2), _MM_HINT_T0);
-            codes_to_bf16(code + i, t, &top, to + i);
+    const code_table *t = (const code_table *)(const void *)s->table;
+    const vi lo = table_half(t->lo);
+    const vi hi = table_half(t->hi);
+    const int32_t whole = t->is_plain ? s->n / STEP * STEP : 0;
+    vi top = vb_zero();
+    for (int32_t r = 0; r < s->n_row && whole > 0; r++) {
+        const uint8_t *code = s->code + r * s->stride;
+        uint16_t *to = s->to + r * s->to_stride;
+        if (whole == GEMM_BLOCK) {
+            SIMD_UNROLL
+            for (int32_t i = 0; i < GEMM_BLOCK; i += STEP) {
+                _mm_prefetch((const char *)(code + i + s->ahead), _MM_HINT_T0);
+                codes_to_bf16(code + i, lo, hi, &top, to + i);
+            }
+            continue;
         }
-        const int has_nan = vb_any_equal(top, vb_set1(0x7f));
-        const int32_t from = has_nan ? 0 : whole;
-        codes_by_value(code + from, n - from, scale, to + from);
+        for (int32_t i = 0; i < whole; i += STEP) {
+            codes_to_bf16(code + i, lo, hi, &top, to + i);
+        }
+    }
+    const int32_t from = vb_any_equal(top, vb_set1(0x7f)) ? 0 : whole;
+    for (int32_t r = 0; r < s->n_row && from < s->n; r++) {
+        codes_by_value(s->code + r * s->stride + from, s->n - from, t->scale,
+                       s->to + r * s->to_stride + from);
     }
 }
+
+static const gemm_codes g_codes = {sizeof(code_table), code_tables, dequant};
 
 #endif

@@ -20,8 +20,8 @@
 #include "kern/kern.h"
 
 enum {
-    GEMM_TILE_OUT = 8, /* most outputs of a tile                          */
-    GEMM_AHEAD = 1024  /* bytes between what is read and what is fetched  */
+    GEMM_TILE_OUT = 8, /* most outputs of a tile                         */
+    GEMM_AHEAD = 1024  /* bytes between what is read and what is fetched */
 };
 
 /* Some rows of x times up to isa->n_out rows of w along one block. */
@@ -31,12 +31,34 @@ typedef struct gemm_tile {
     int32_t n_row;
     const uint8_t *w[GEMM_TILE_OUT]; /* every entry up to isa->n_out can be read */
     int32_t n_out;
-    int32_t n;       /* elements along the block; operands that are panels: padded with zeros */
-    int32_t first;   /* y is set, else added to */
-    int32_t streams; /* w comes from memory: fetch ahead */
+    int32_t n;     /* elements along the block; operands that are panels: padded with zeros */
+    int32_t first; /* y is set, else added to */
     float *y;
     int64_t y_stride; /* elements */
+
+    /* Where w comes from memory: what lies GEMM_AHEAD bytes further is fetched, and from byte `turn`
+     * of the block on what lies `jump` bytes further, in the next tile's rows. */
+    int32_t streams;
+    int64_t turn, jump;
 } gemm_tile;
+
+/* Codes of up to GEMM_TILE_OUT rows under one scale, as bf16. */
+typedef struct gemm_strip {
+    const uint8_t *code;
+    int64_t stride;
+    int32_t n_row, n;
+    int64_t ahead;        /* bytes to what is fetched meanwhile */
+    const uint8_t *table; /* of the scale                       */
+    uint16_t *to;
+    int64_t to_stride; /* elements */
+} gemm_strip;
+
+/* How codes become bf16: through a table per scale. */
+typedef struct gemm_codes {
+    size_t table_bytes; /* a multiple of 64 */
+    void (*tables)(const float *scale, int32_t n, uint8_t *table);
+    void (*dequant)(const gemm_strip *s);
+} gemm_codes;
 
 typedef struct gemm_isa {
     int32_t n_out;      /* outputs of a tile, a multiple of 4                                      */
@@ -49,9 +71,7 @@ typedef struct gemm_isa {
     void (*dot_bf16)(const gemm_tile *t);
     /* n bf16 -> f32 as the products take them, padded with zeros to a whole number of vectors. */
     void (*widen)(const uint8_t *from, int32_t n, float *to);
-    /* n codes of each of n_row rows with one scale -> bf16 values. */
-    void (*dequant)(const uint8_t *code, int64_t stride, int32_t n_row, int32_t n, float scale,
-                    uint16_t *to, int64_t to_stride);
+    const gemm_codes *codes;
 } gemm_isa;
 
 void gemm_run(const gemm_isa *isa, const gemm_args *a, dev_queue *q);

@@ -287,7 +287,7 @@ static void company_does_not_matter(void **state)
     pool_close(workers);
 }
 
-/* Scratch follows workers and n_in up to a limit, never n_out, and falls with the rows. */
+/* Scratch follows workers and, a little, n_in, never n_out; it falls with the rows. */
 static void scratch_is_bounded(void **state)
 {
     (void)state;
@@ -306,8 +306,10 @@ static void scratch_is_bounded(void **state)
             }
             a.w.n_out = 1000000;
             assert_int_equal(t.gemm_scratch(&a, &q), last);
-            a.w.n_in = 1000000;
-            assert_int_equal(t.gemm_scratch(&a, &q), last);
+            a.w.n_in = 18432; /* of which only tables of scales take more */
+            const size_t wide = t.gemm_scratch(&a, &q);
+            assert_true(wide >= last && wide - last <= (type == GEMM_FP8 ? 64u << 10 : 0));
+            last = wide;
             q.n_worker = 5;
             assert_true(t.gemm_scratch(&a, &q) == 5 * last || last == 0);
             q.n_worker = 1;
