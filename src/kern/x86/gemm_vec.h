@@ -182,6 +182,38 @@ SIMD_FN int vb_any_equal(vi a, vi b)
                _mm256_or_si256(_mm256_cmpeq_epi8(a.lo, b.lo), _mm256_cmpeq_epi8(a.hi, b.hi))) != 0;
 }
 
+/* The low bytes of the words of a, then of b; the high bytes. */
+SIMD_FN vi vb_even_bytes(vi a, vi b)
+{
+    const vi low = vi_set1(0x00ff00ff);
+    const vi x = vi_and(a, low);
+    const vi y = vi_and(b, low);
+    return vi_pair(_mm256_permute4x64_epi64(_mm256_packus_epi16(x.lo, x.hi), 0xd8),
+                   _mm256_permute4x64_epi64(_mm256_packus_epi16(y.lo, y.hi), 0xd8));
+}
+
+SIMD_FN vi vb_odd_bytes(vi a, vi b)
+{
+    return vb_even_bytes(vi_pair(_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)),
+                         vi_pair(_mm256_srli_epi16(b.lo, 8), _mm256_srli_epi16(b.hi, 8)));
+}
+
+/* Byte i: byte x[i] & 127 of the 128 in t0 and t1. */
+SIMD_FN vi vb_lookup128(vi t0, vi t1, vi x)
+{
+    uint8_t table[128];
+    uint8_t byte[64];
+    _mm256_storeu_si256((__m256i *)(void *)table, t0.lo);
+    _mm256_storeu_si256((__m256i *)(void *)(table + 32), t0.hi);
+    _mm256_storeu_si256((__m256i *)(void *)(table + 64), t1.lo);
+    _mm256_storeu_si256((__m256i *)(void *)(table + 96), t1.hi);
+    vi_storeu(byte, x);
+    for (int i = 0; i < 64; i++) {
+        byte[i] = table[byte[i] & 127];
+    }
+    return vi_loadu(byte);
+}
+
 SIMD_FN vi vb_shuffle(vi table, vi index)
 {
     return vi_pair(_mm256_shuffle_epi8(table.lo, index.lo),
@@ -254,6 +286,33 @@ SIMD_FN vi vb_shuffle(vi table, vi index)
 {
     return _mm512_shuffle_epi8(table, index);
 }
+
+#ifdef __AVX512VBMI__
+/* 0, 2, 4, ... 126 */
+SIMD_FN vi vb_iota2(void)
+{
+    uint8_t at[64];
+    for (int i = 0; i < 64; i++) {
+        at[i] = (uint8_t)(2 * i);
+    }
+    return vi_loadu(at);
+}
+
+SIMD_FN vi vb_even_bytes(vi a, vi b)
+{
+    return _mm512_permutex2var_epi8(a, vb_iota2(), b);
+}
+
+SIMD_FN vi vb_odd_bytes(vi a, vi b)
+{
+    return _mm512_permutex2var_epi8(a, vi_or(vb_iota2(), vb_set1(1)), b);
+}
+
+SIMD_FN vi vb_lookup128(vi t0, vi t1, vi x)
+{
+    return _mm512_permutex2var_epi8(t0, x, t1);
+}
+#endif
 
 #endif
 

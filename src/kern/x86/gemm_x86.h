@@ -61,11 +61,12 @@ typedef struct gemm_codes {
 } gemm_codes;
 
 typedef struct gemm_isa {
-    int32_t n_out;      /* outputs of a tile, a multiple of 4                                      */
-    int32_t block_f32;  /* elements of a block of f32 operands ...                                 */
-    int32_t block_bf16; /* ... and of bf16 operands                                                */
-    int32_t few;        /* more rows than these are multiplied from panels of f32; 0: no such panels */
-    int32_t panel_out;  /* outputs of a panel of w, panel_row: rows of a panel of x                */
+    int32_t n_out;     /* outputs of a tile, a multiple of 4                                      */
+    int32_t block_f32; /* elements of a block of f32 operands ...                                 */
+    int32_t
+        block_bf16; /* ... and of bf16 operands                                                */
+    int32_t few;    /* more rows than these are multiplied from panels of f32; 0: no such panels */
+    int32_t panel_out; /* outputs of a panel of w, panel_row: rows of a panel of x                */
     int32_t panel_row;
     void (*dot_f32)(const gemm_tile *t);
     void (*dot_bf16)(const gemm_tile *t);
@@ -81,13 +82,16 @@ size_t gemm_scratch_run(const gemm_isa *isa, const gemm_args *a, const dev_queue
 #ifdef SIMD_EMULATE
 #define GEMM_X86_AVX512(name)     name##_emulate
 #define GEMM_X86_AVX512BF16(name) name##_emulate_bf16
+#define GEMM_X86_VBMI(name)       name##_emulate_vbmi
 #else
 #define GEMM_X86_AVX512(name)     name##_avx512
 #define GEMM_X86_AVX512BF16(name) name##_avx512bf16
+#define GEMM_X86_VBMI(name)       name##_vbmi
 #endif
 
 void gemm_apply_avx2(kern_table *t);
 void GEMM_X86_AVX512(gemm_apply)(kern_table *t);
-void GEMM_X86_AVX512BF16(gemm_apply)(kern_table *t);
+void GEMM_X86_AVX512BF16(gemm_apply)(kern_table *t); /* with byte lookups where there are any */
+void GEMM_X86_VBMI(gemm_apply)(kern_table *t);       /* with them */
 
 #endif

@@ -22,6 +22,7 @@ void gather_apply_emulate(kern_table *t);
 void index_quant_apply_emulate(kern_table *t);
 void gemm_apply_emulate(kern_table *t);
 void gemm_apply_emulate_bf16(kern_table *t);
+void gemm_apply_emulate_vbmi(kern_table *t);
 
 static const kern_variant g_emulated[] = {
     {KERN_OP_topk, "avx512 emulated", CPU_NEED_AVX2, topk_apply_emulate},
@@ -33,6 +34,7 @@ static const kern_variant g_emulated[] = {
     {KERN_OP_index_quant, "avx512 emulated", CPU_NEED_AVX2, index_quant_apply_emulate},
     {KERN_OP_gemm, "avx512 emulated", CPU_NEED_AVX2, gemm_apply_emulate},
     {KERN_OP_gemm, "avx512bf16 emulated", CPU_NEED_AVX2, gemm_apply_emulate_bf16},
+    {KERN_OP_gemm, "avx512bf16 vbmi emulated", CPU_NEED_AVX2, gemm_apply_emulate_vbmi},
 };
 
 /* Fills t with variant number i (from 0) of `op` among those that can run here; NULL when there are no

@@ -1,0 +1,80 @@
+/* x86/gemm_vbmi.c - see gemm_codes.h. */
+#define SIMD_LANES 16
+#include "kern/x86/gemm_codes.h"
+
+#include "kern/x86/gemm_vec.h"
+#include "num/fmt.h"
+
+enum { N_MAG = 128, STEP = 64 };
+
+typedef struct byte_table {
+    uint8_t lo[N_MAG], hi[N_MAG];
+    float scale;
+    uint8_t pad[60];
+} byte_table;
+
+static void byte_table_fill(byte_table *t, float scale, const float *mag)
+{
+    const vf s = vf_set1(scale);
+    SIMD_UNROLL
+    for (int i = 0; i < N_MAG; i += STEP) {
+        const vw a = vw_join_bf16(vf_mul(vf_loadu(mag + i), s), vf_mul(vf_loadu(mag + i + 16), s));
+        const vw b =
+            vw_join_bf16(vf_mul(vf_loadu(mag + i + 32), s), vf_mul(vf_loadu(mag + i + 48), s));
+        vi_storeu(t->lo + i, vb_even_bytes(a, b));
+        vi_storeu(t->hi + i, vb_odd_bytes(a, b));
+    }
+    t->scale = scale;
+}
+
+static void byte_tables(const float *scale, int32_t n, uint8_t *table)
+{
+    float mag[N_MAG];
+    for (int i = 0; i < N_MAG; i++) {
+        mag[i] = e4m3_to_f32((uint8_t)i);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        byte_table_fill((byte_table *)(void *)table + i, scale[i], mag);
+    }
+}
+
+typedef struct byte_lookup {
+    vi lo[2], hi[2];
+} byte_lookup;
+
+SIMD_FN void codes_to_bf16(const uint8_t *code, const byte_lookup *t, uint16_t *to)
+{
+    const vi x = vb_before_zip(vi_loadu(code));
+    const vi lo = vb_lookup128(t->lo[0], t->lo[1], x);
+    const vi hi = vi_xor(vb_lookup128(t->hi[0], t->hi[1], x), vi_and(x, vb_set1(0x80)));
+    vi_storeu(to, vb_zip_lo(lo, hi));
+    vi_storeu(to + STEP / 2, vb_zip_hi(lo, hi));
+}
+
+static void dequant(const gemm_strip *s)
+{
+    const byte_table *t = (const byte_table *)(const void *)s->table;
+    const byte_lookup k = {{vi_loadu(t->lo), vi_loadu(t->lo + STEP)},
+                           {vi_loadu(t->hi), vi_loadu(t->hi + STEP)}};
+    const int32_t whole = s->n / STEP * STEP;
+    for (int32_t r = 0; r < s->n_row; r++) {
+        const uint8_t *code = s->code + r * s->stride;
+        uint16_t *to = s->to + r * s->to_stride;
+        if (whole == GEMM_BLOCK) {
+            SIMD_UNROLL
+            for (int32_t i = 0; i < GEMM_BLOCK; i += STEP) {
+                _mm_prefetch((const char *)(code + i + s->ahead), _MM_HINT_T0);
+                codes_to_bf16(code + i, &k, to + i);
+            }
+            continue;
+        }
+        for (int32_t i = 0; i < whole; i += STEP) {
+            codes_to_bf16(code + i, &k, to + i);
+        }
+        for (int32_t i = whole; i < s->n; i++) {
+            to[i] = bf16_from_f32(e4m3_to_f32(code[i]) * t->scale).bits;
+        }
+    }
+}
+
+const gemm_codes gemm_codes_vbmi = {sizeof(byte_table), byte_tables, dequant};
