@@ -119,6 +119,13 @@ static kvs_status bind_fused_experts(wt_binder *b, int32_t i, wt_ffn *e)
     int64_t scale_step[2];
     TRY(wt_bind_fused(b, i, "mlp.experts.gate_up_proj", h->n_expert, 2 * (int64_t)h->moe_inter,
                       h->hidden, &both, &step[0], &scale_step[0]));
+    if (both.type == GEMM_FP8 && h->moe_inter % GEMM_BLOCK != 0) {
+        return err_set(
+            b->err, KVS_UNSUPPORTED,
+            "tensor %.120s: gate and up share a block of scales: moe_intermediate_size %d "
+            "must be a multiple of %d, or the experts come one by one",
+            b->name, h->moe_inter, GEMM_BLOCK);
+    }
     TRY(wt_bind_fused(b, i, "mlp.experts.down_proj", h->n_expert, h->hidden, h->moe_inter, &down,
                       &step[1], &scale_step[1]));
     for (int32_t k = 0; k < h->n_expert; k++) {

@@ -118,6 +118,11 @@ void ckpt_free(ckpt *c)
 
 /* ---- the tiny model -------------------------------------------------------------------------- */
 
+int ckpt_moe(const ckpt_spec *s)
+{
+    return s->moe > 0 ? s->moe : CKPT_MOE;
+}
+
 typedef struct maker {
     ckpt *c;
     const ckpt_spec *s;
@@ -171,15 +176,15 @@ static void moe(const maker *m)
         ckpt_add(m->c, full, "F32", CKPT_EXPERT, 0, 0);
     }
     if (m->s->fused) {
-        product(m, "mlp.experts.gate_up_proj", CKPT_EXPERT, 2 * CKPT_MOE, CKPT_HIDDEN);
-        product(m, "mlp.experts.down_proj", CKPT_EXPERT, CKPT_HIDDEN, CKPT_MOE);
+        product(m, "mlp.experts.gate_up_proj", CKPT_EXPERT, 2 * ckpt_moe(m->s), CKPT_HIDDEN);
+        product(m, "mlp.experts.down_proj", CKPT_EXPERT, CKPT_HIDDEN, ckpt_moe(m->s));
     }
     for (int e = 0; e < CKPT_EXPERT && !m->s->fused; e++) {
         char where[40];
         snprintf(where, sizeof where, "mlp.experts.%d", e);
-        ffn(m, where, CKPT_MOE);
+        ffn(m, where, ckpt_moe(m->s));
     }
-    ffn(m, "mlp.shared_experts", CKPT_SHARED * CKPT_MOE);
+    ffn(m, "mlp.shared_experts", CKPT_SHARED * ckpt_moe(m->s));
 }
 
 static void layer(maker *m, int i)
@@ -240,7 +245,7 @@ static void config(ckpt *c, const ckpt_spec *s)
              s->softmax ? "DeepseekV2ForCausalLM"
              : s->index ? "GlmMoeDsaForCausalLM"
                         : "DeepseekV3ForCausalLM",
-             CKPT_VOCAB, CKPT_HIDDEN, CKPT_INTER, CKPT_MOE, CKPT_LAYER, CKPT_HEAD,
+             CKPT_VOCAB, CKPT_HIDDEN, CKPT_INTER, ckpt_moe(s), CKPT_LAYER, CKPT_HEAD,
              !s->no_q_lora ? CKPT_Q_LORA : 0, CKPT_KV_LORA, CKPT_NOPE, CKPT_ROPE, CKPT_V,
              CKPT_EXPERT, CKPT_SHARED, s->mtp, s->tied ? "true" : "false",
              s->index ? ",\"index_n_heads\":2,\"index_head_dim\":16,\"index_topk\":8,"

@@ -32,6 +32,7 @@ typedef struct ckpt_spec {
         *dtype; /* of products: "BF16", "F32" or "F8_E4M3"; all else is BF16 or, with F32, F32 */
     char prefix[24]; /* "" or "language_model."                                          */
     bool no_q_lora, index, softmax, fused, mtp, tied;
+    int moe; /* width of an expert; 0: CKPT_MOE */
 } ckpt_spec;
 
 /* No width is a multiple of 128, no head or expert starts at a block's border. */
@@ -53,6 +54,7 @@ enum {
     CKPT_SHARED = 2
 };
 
+int ckpt_moe(const ckpt_spec *spec);
 ckpt *ckpt_new(const ckpt_spec *spec);
 void ckpt_free(ckpt *c);
 
