@@ -27,6 +27,7 @@ typedef int (*cli_command)(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_check(int argc, char **argv);
 int cli_plan(int argc, char **argv);
+int cli_run(int argc, char **argv);
 
 /* Prints "kvspan: text" and returns the exit code. */
 int cli_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -78,6 +79,8 @@ void cli_progress_wipe(cli_progress *p);
 /* From now on the first interrupt sets a flag; the second one ends the program. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
+/* Forgets an interrupt; the next one sets the flag again, and ends a wait for input. */
+void cli_rearm_interrupt(void);
 
 /* ---- the end --------------------------------------------------------------------------------- */
 

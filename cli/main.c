@@ -10,6 +10,7 @@ static const struct {
     const char *word, *about;
     cli_command run;
 } k_command[] = {
+    {"run", "a model's answer to a text, over one or many ranks", cli_run},
     {"check", "whether the kernels of this machine compute what they must", cli_check},
     {"bench", "how fast the kernels are, as a share of what the machine can do", cli_bench},
     {"plan", "how a model, its cache and a number of devices fit together", cli_plan},
@@ -123,7 +124,7 @@ static int refuse_command(const char *word)
 {
     char known[64];
     list_commands(known, sizeof known);
-    if (strcmp(word, "run") == 0 || strcmp(word, "serve") == 0) {
+    if (strcmp(word, "serve") == 0) {
         return cli_fail(CLI_USAGE, "%s: this version does not have it: use %s", word, known);
     }
     return cli_fail(CLI_USAGE, "no command \"%.60s\": use %s", word, known);

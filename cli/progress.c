@@ -32,6 +32,15 @@ void cli_catch_interrupt(void)
     sigaction(SIGTERM, &sa, NULL);
 }
 
+void cli_rearm_interrupt(void)
+{
+    struct sigaction sa = {.sa_handler = on_interrupt};
+    sigemptyset(&sa.sa_mask);
+    sa.sa_flags = (int)SA_RESETHAND; /* a read that waits for a line ends */
+    g_interrupted = 0;
+    sigaction(SIGINT, &sa, NULL);
+}
+
 bool cli_interrupted(void)
 {
     return g_interrupted != 0;

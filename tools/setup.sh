@@ -5,7 +5,7 @@ set -euo pipefail
 
 declare -A group=(
     [base]="build-essential cmake ninja-build pkg-config libxxhash-dev libcmocka-dev libjansson-dev
-          libpcre2-dev"
+          libpcre2-dev libedit-dev"
     [mpi]="mpi-default-dev mpi-default-bin"
     [fuzz]="clang libclang-rt-14-dev"
     [valgrind]="valgrind"

@@ -68,6 +68,10 @@ kvs_status kvs_comm_open_threads(kvs_comm **out, int32_t n, const kvs_comm_confi
  * Threads: one at a time. */
 kvs_status kvs_comm_open_mpi(kvs_comm **out, const kvs_comm_config *cfg, kvs_error *err);
 
+/* How many processes the MPI launcher (mpirun, mpiexec) started this one with; 0: none did.
+ * Read from the environment; MPI need not run. Threads: any. */
+int32_t kvs_comm_launched(void);
+
 /* This rank's number, and how many there are; -1 and 0 for NULL. Threads: any. */
 int32_t kvs_comm_rank(const kvs_comm *c);
 int32_t kvs_comm_size(const kvs_comm *c);

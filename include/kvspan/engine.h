@@ -204,6 +204,7 @@ typedef struct kvs_engine_stats {
     kvs_index_format index_kv;
     kvs_exchange exchange;
     int32_t vocab, n_layer, topk; /* topk 0: no indexer                                               */
+    char chat[16];                /* the form of its prompts, a name of kvs_chat_family_find; "none"  */
     int32_t n_eos, eos[8];
     double load_s;
 

@@ -7,7 +7,6 @@
 #include "kvspan/config.h"
 #include "kvspan/dcp.h"
 #include "kvspan/engine.h"
-#include "kvspan/engine.h"
 #include "kvspan/log.h"
 #include "kvspan/plan.h"
 #include "kvspan/status.h"

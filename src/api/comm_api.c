@@ -1,6 +1,8 @@
 /* api/comm_api.c: the public face of comm/: checks arguments, fills in defaults, calls below. */
 #include <string.h>
+#include <stdlib.h>
 #include "base/err.h"
+#include "base/knob.h"
 #include "comm/comm.h"
 #include "kvspan/comm.h"
 
@@ -70,6 +72,19 @@ kvs_status kvs_comm_open_mpi(kvs_comm **out, const kvs_comm_config *cfg, kvs_err
     comm_config c;
     TRY(config_read(cfg, &c, err));
     return comm_mpi_open(out, &c, err);
+}
+
+int32_t kvs_comm_launched(void)
+{
+    static const char *const var[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof var / sizeof *var; i++) {
+        const char *v = knob_getenv(var[i]);
+        const long n = v != NULL ? strtol(v, NULL, 10) : 0;
+        if (n > 0 && n <= INT32_MAX) {
+            return (int32_t)n;
+        }
+    }
+    return 0;
 }
 
 int32_t kvs_comm_rank(const kvs_comm *c)

@@ -216,6 +216,29 @@ static void copy_text(char *dst, size_t cap, const char *src)
     snprintf(dst, cap, "%s", src != NULL ? src : "");
 }
 
+/* kvspan/chat.h knows the forms by these names. */
+static const char *chat_name(hp_family f)
+{
+    switch (f) {
+    case HP_V2:
+        return "v2";
+    case HP_V3:
+        return "v3";
+    case HP_V31:
+        return "v3.1";
+    case HP_V32:
+        return "v3.2";
+    case HP_GLM5:
+        return "glm-5";
+    case HP_GLM52:
+        return "glm-5.2";
+    case HP_KIMI:
+    case HP_GLM4_LITE:
+        break;
+    }
+    return "none";
+}
+
 static void stats_of_cache(const kvs_engine *e, const fwd_info *i, kvs_engine_stats *s)
 {
     const int64_t n = e->s.fwd.n_page;
@@ -257,6 +280,7 @@ void engine_get_stats(const kvs_engine *e, kvs_engine_stats *s)
     s->vocab = h->vocab;
     s->n_layer = h->n_layer;
     s->topk = h->n_index_head > 0 ? h->topk : 0;
+    copy_text(s->chat, sizeof s->chat, chat_name(h->family));
     s->n_eos = h->n_eos;
     memcpy(s->eos, h->eos, sizeof s->eos);
     s->load_s = e->load_s;

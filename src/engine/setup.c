@@ -39,6 +39,16 @@ static kvs_status check_fields(const kvs_engine_config *c, kvs_error *err)
     return KVS_OK;
 }
 
+/* TP follows from DCP; from one that is refused, the next that is not, so that the refusal is about DCP. */
+static int32_t tp_of(int32_t dcp)
+{
+    int32_t tp = 1;
+    while (tp < dcp && tp < KVS_MAX_RANKS) {
+        tp *= 2;
+    }
+    return tp;
+}
+
 static kvs_plan_config plan_of(const kvs_engine_config *c, int32_t ranks)
 {
     kvs_plan_config p = kvs_plan_config_default();
@@ -46,7 +56,7 @@ static kvs_plan_config plan_of(const kvs_engine_config *c, int32_t ranks)
     p.mem_bytes = ANY_MEMORY;
     p.util = 1.0;
     p.dcp = c->dcp;
-    p.tp = c->tp > 0 ? c->tp : ranks > 0 ? ranks : c->dcp > 0 ? c->dcp : 1;
+    p.tp = c->tp > 0 ? c->tp : ranks > 0 ? ranks : tp_of(c->dcp);
     p.gpus = p.tp;
     p.ep = c->ep;
     p.interleave = c->interleave;

@@ -52,7 +52,7 @@ static void usage_errors_are_one_line_and_exit_code_2(void **state)
     assert_non_null(strstr(p.err, "usage: kvspan COMMAND"));
     prog_free(&p);
     prog_expect(RUN("pla"), 2, "no command \"pla\": use ");
-    prog_expect(RUN("run", "-m", "x"), 2, "run: this version does not have it");
+    prog_expect(RUN("serve", "-m", "x"), 2, "serve: this version does not have it");
     prog_expect(RUN("serve"), 2, "serve: this version does not have it");
     prog_expect(RUN("plan", "--presett=x"), 2, "did you mean --preset");
     prog_expect(RUN("plan", "--preset", "glm-5", "--seqs", "0"), 2, "--seqs \"0\": use 1..65536");
