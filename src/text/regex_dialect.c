@@ -6,10 +6,7 @@
  *   rewritten         \s \S to White_Space, \d \D to Nd, \v to U+000B, \uHHHH and \xHH to \x{..},
  *                     other \p{Name} to the script of that name, ( to (?:, a lone { } ] to itself
  *   refused by name   all else
- *
- * `\s+$` alone costs n^2 on a long run of white space that does not end a line, since every start in
- * the run fails only at its end. A match begins where a run begins or nowhere in it, so the form
- * that looks only there finds the same. */
+ */
 #include "text/regex.h"
 
 #include <stdio.h>
@@ -259,14 +256,9 @@ static kvs_status finish(const textbuf *out, kvs_error *err)
 
 kvs_status regex_translate(textbuf *out, const char *src, size_t n, kvs_error *err)
 {
-    static const char k_space_to_end[] = "\\s+$";
     scan c = {src, n, 0, out, err};
     if (n > REGEX_SOURCE_MAX) {
         return err_set(err, KVS_LIMIT, "%zu bytes: at most %d", n, REGEX_SOURCE_MAX);
-    }
-    if (n == strlen(k_space_to_end) && memcmp(src, k_space_to_end, n) == 0) {
-        buf_text(out, "(?:\\G|(?<!\\p{White_Space}))\\p{White_Space}+$");
-        return finish(out, err);
     }
     while (c.i < n) {
         switch (src[c.i]) {

@@ -155,7 +155,8 @@ FAMILIES = {
         pre=[split(p) for p in DEEPSEEK] + [byte_level()], strings_form=True,
         first=[special("<｜begin▁of▁sentence｜>"), special("<｜end▁of▁sentence｜>"), special("<｜▁pad▁｜>")],
         added=[special("<｜User｜>"), special("<｜Assistant｜>"), plain("<think>", normalized=True),
-               plain("</think>", normalized=False), plain("<think>ing", normalized=False), special("<｜DSML｜>")],
+               plain("</think>", normalized=False), plain("<think>ing", normalized=False), special("<｜DSML｜>"),
+               plain("ML｜", normalized=False)],
         bos="<｜begin▁of▁sentence｜>"),
     "glm": dict(
         pre=[split(GLM), byte_level()], ignore=True, extra=True, first=[],
@@ -178,48 +179,54 @@ FAMILIES = {
 }
 
 
-def train(family, corpus):
+def learn(pre, corpus, size, first):
     tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.Sequence(family["pre"]) if len(family["pre"]) > 1 else family["pre"][0]
+    tok.pre_tokenizer = pre_tokenizers.Sequence(pre) if len(pre) > 1 else pre[0]
     tok.decoder = decoders.ByteLevel()
     tok.train_from_iterator(corpus, trainers.BpeTrainer(
-        vocab_size=1200, special_tokens=family["first"], show_progress=False,
+        vocab_size=size, special_tokens=first, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    return json.loads(tok.to_str())
+
+
+def train(family, corpus, across):
+    """The file's text: what the family's cuts let a vocabulary learn, then merges across all cuts, so
+    that a wrong cut shows in the ids, then pieces that no merge makes."""
+    d = learn(family["pre"], corpus, 900, family["first"])
+    model = d["model"]
+    vocab = model["vocab"]
+    more = [tuple(m) for m in across["model"]["merges"]] + [(a, b) for a in "0123456789" for b in "0123456789"]
+    have = {tuple(m) for m in model["merges"]}
+    for left, right in more:
+        if (left, right) not in have:
+            model["merges"].append([left, right])
+            vocab.setdefault(left + right, len(vocab))
+    if family.get("extra"):
+        for w in WORDS[::3]:
+            for s in ("Ġ" + w + "ing", w + "ing", w.upper()):
+                vocab.setdefault(s, len(vocab))
+    model["ignore_merges"] = bool(family.get("ignore"))
+    tok = Tokenizer.from_str(json.dumps(d))
     tok.add_tokens(family["added"])
-    return tok
-
-
-def finish(tok, family):
-    """The file's text: the template, merges in the form of the family, pieces that no merge makes."""
-    def template(names):
-        return [{"SpecialToken": {"id": s, "type_id": 0}} for s in names]
     d = json.loads(tok.to_str())
+    if family.get("strings_form"):
+        d["model"]["merges"] = [" ".join(m) for m in d["model"]["merges"]]
+    d["post_processor"] = template_of(tok, family)
+    return json.dumps(d, ensure_ascii=False, indent=0)
+
+
+def template_of(tok, family):
+    def parts(names):
+        return [{"SpecialToken": {"id": s, "type_id": 0}} for s in names]
     before = family.get("prefix", []) + ([family["bos"]] if "bos" in family else [])
     after = family.get("suffix", [])
     level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
-    d["post_processor"] = level
-    if before or after:
-        single = template(before) + [{"Sequence": {"id": "A", "type_id": 0}}] + template(after)
-        d["post_processor"] = {"type": "Sequence", "processors": [level, {
-            "type": "TemplateProcessing", "single": single,
-            "pair": single + [{"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {s: {"id": s, "ids": [tok.token_to_id(s)], "tokens": [s]} for s in before + after}}]}
-    model = d["model"]
-    model["ignore_merges"] = bool(family.get("ignore"))
-    if family.get("strings_form"):
-        model["merges"] = [" ".join(m) for m in model["merges"]]
-    if family.get("extra"):
-        shift = len(model["vocab"])
-        extra = [s for s in ("Ġsparse", "Ġpasscode", "Ġattention", "SHOUT", "Ġmatrix", "Ġthought", "Ġwithout")
-                 if s not in model["vocab"]]
-        for s in extra:
-            model["vocab"][s] = len(model["vocab"])
-        for t in d["added_tokens"]:
-            t["id"] += len(extra) if t["id"] >= shift else 0
-        for p in d["post_processor"].get("processors", []):
-            for s in p.get("special_tokens", {}).values():
-                s["ids"] = [i + len(extra) for i in s["ids"]]
-    return json.dumps(d, ensure_ascii=False, indent=0)
+    if not before and not after:
+        return level
+    single = parts(before) + [{"Sequence": {"id": "A", "type_id": 0}}] + parts(after)
+    return {"type": "Sequence", "processors": [level, {
+        "type": "TemplateProcessing", "single": single, "pair": single + [{"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {s: {"id": s, "ids": [tok.token_to_id(s)], "tokens": [s]} for s in before + after}}]}
 
 
 def ids_of(values):
@@ -277,6 +284,7 @@ def main():
     specials = [t.content for f in FAMILIES.values() for t in f["first"] + f["added"]]
     rng = random.Random(14)
     corpus = [string_of(rng, specials[:1]) for _ in range(6000)]
+    across = learn([split(r"[\s\S]{1,12}"), byte_level()], corpus, 700, [])
     rng = random.Random(2026)
     strings = [string_of(rng, specials) for _ in range(args.strings)]
     with open(os.path.join(args.out, "strings.bin"), "wb") as f:
@@ -287,7 +295,7 @@ def main():
         path = os.path.join(args.out, name + ".json")
         if not args.golden_only:
             with open(path, "w", encoding="utf-8") as f:
-                f.write(finish(train(family, corpus), family) + "\n")
+                f.write(train(family, corpus, across) + "\n")
         with open(os.path.join(args.out, name + ".gold"), "wb") as f:
             f.write(golden(path, strings, random.Random(7)))
 

@@ -3,9 +3,7 @@
 #include "unit/unit.h"
 
 #include "base/clock.h"
-#include "base/rng.h"
 #include "text/pretok.h"
-#include "text/utf8.h"
 
 typedef struct cut {
     char text[256];
@@ -152,46 +150,6 @@ static void other_patterns_are_refused_by_name(void **state)
     }
 }
 
-/* The form of \s+$ that looks only where a run of white space begins. */
-static void space_to_the_end_is_the_same_in_both_forms(void **state)
-{
-    (void)state;
-    static const char *const unit[] = {" ", " ", "\n", "\r", "\t", "\xE2\x80\xA8", "a", "5"};
-    regex *fast = NULL;
-    regex *slow = NULL;
-    regex_run *run = NULL;
-    assert_int_equal(regex_new(&fast, "fast", "\\s+$", 4, NULL), KVS_OK);
-    assert_int_equal(regex_new(&slow, "slow", "(?:\\s+$)", 8, NULL), KVS_OK);
-    assert_int_equal(regex_run_new(&run, 0, NULL), KVS_OK);
-    rng r = rng_init(8, 8);
-    for (int round = 0; round < 3000; round++) {
-        char text[64] = "";
-        const int n_unit = (int)rng_next_range(&r, 0, 12);
-        for (int i = 0; i < n_unit; i++) {
-            strcat(text, unit[rng_next_below(&r, UNIT_COUNT(unit))]);
-        }
-        const size_t n = strlen(text);
-        for (size_t from = 0; from <= n; from++) {
-            size_t a[2] = {0, 0};
-            size_t b[2] = {0, 0};
-            bool found[2];
-            if (from < n && ((unsigned char)text[from] & 0xC0) == 0x80) {
-                continue;
-            }
-            assert_int_equal(regex_find(fast, run, text, n, from, &a[0], &b[0], &found[0], NULL),
-                             KVS_OK);
-            assert_int_equal(regex_find(slow, run, text, n, from, &a[1], &b[1], &found[1], NULL),
-                             KVS_OK);
-            assert_int_equal(found[0], found[1]);
-            assert_int_equal(a[0], a[1]);
-            assert_int_equal(b[0], b[1]);
-        }
-    }
-    regex_run_free(run);
-    regex_free(fast);
-    regex_free(slow);
-}
-
 /* Matches around the border of a window of starting positions, in characters of several bytes. */
 static void windows_lose_no_match(void **state)
 {
@@ -327,7 +285,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(accepted_patterns_cut_as_oniguruma_does),
         cmocka_unit_test(other_patterns_are_refused_by_name),
-        cmocka_unit_test(space_to_the_end_is_the_same_in_both_forms),
         cmocka_unit_test(windows_lose_no_match),
         cmocka_unit_test(nothing_runs_for_ever),
         cmocka_unit_test(the_clock_ends_a_run),

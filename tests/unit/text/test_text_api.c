@@ -341,11 +341,7 @@ static void one_tokenizer_serves_many_threads(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc < 2) {
-        fprintf(stderr, "use: test_text_api FOLDER\n");
-        return 2;
-    }
-    data_dir = argv[1];
+    data_dir = argc > 1 ? argv[1] : "tests/data/text";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_folder_is_opened_or_refused, make_folder, drop_folder),
         cmocka_unit_test(missing_arguments_are_refused),

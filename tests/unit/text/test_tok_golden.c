@@ -1,7 +1,7 @@
 /* Ids and text as the `tokenizers` library gives them, for every family of regular expressions, both
  * forms of merges, ignore_merges on and off, and added tokens of every kind.
  *
- * test_tok_golden FOLDER [SPEED]: FOLDER is tests/data/text or a larger set of the same script. With
+ * test_tok_golden [FOLDER [SPEED]]: FOLDER is tests/data/text or a larger set of the same script. With
  * SPEED it only prints how fast each tokenizer encodes. */
 #include "unit/unit.h"
 
@@ -203,11 +203,7 @@ static int print_speed(void)
 
 int main(int argc, char **argv)
 {
-    if (argc < 2) {
-        fprintf(stderr, "use: test_tok_golden FOLDER [SPEED]\n");
-        return 2;
-    }
-    dir = argv[1];
+    dir = argc > 1 ? argv[1] : "tests/data/text";
     if (argc > 2) {
         return print_speed();
     }
