@@ -2,8 +2,9 @@
  * keys.
  *
  * Merge: dcp partials of every row and head, f32, into bf16, by the tree; a set is its own
- * partials. Write: batch x q tokens, bf16, to slots anywhere in the pool; a set is its own
- * tokens and slots. Bytes: all that is read and written, once. */
+ * partials. Write: batch requests of q tokens, bf16; the tokens of a request lie one behind the
+ * other in pages that are anywhere in the pool, so that q 1 is a decode step and a large q a
+ * prompt; a set is its own tokens and slots. Bytes: all that is read and written, once. */
 #include "check/bench.h"
 
 #include <string.h>
@@ -180,15 +181,31 @@ static kvs_status check_keys(bench_case *c, check_result *r, kvs_error *err)
     return KVS_OK;
 }
 
-/* Slots without order; no slot twice in a set. */
-static void draw_slots(bench_case *c, write_state *s, int64_t n_tok, int64_t n_slot)
+/* Slots of a request that lie together: a page, or less where q is less. A power of two. */
+static int64_t unit_slots(const bench_case *c)
 {
+    int64_t unit = 1;
+    while (unit < c->p.q && unit < PAGE) {
+        unit *= 2;
+    }
+    return unit;
+}
+
+/* The slots of every set: units without order, no slot twice in a set. n_slot is a power of two. */
+static void draw_slots(bench_case *c, const write_state *s, int64_t n_slot)
+{
+    const int64_t unit = unit_slots(c);
+    const int64_t n_unit = n_slot / unit;
+    int64_t *slot = s->slot;
     for (int32_t set = 0; set < c->n_set; set++) {
-        /* a full cycle through the slots: an odd step and a power of two */
-        const int64_t step = (int64_t)rng_next_below(&c->r, (uint64_t)n_slot) | 1;
-        const int64_t from = (int64_t)rng_next_below(&c->r, (uint64_t)n_slot);
-        for (int64_t t = 0; t < n_tok; t++) {
-            s->slot[set * n_tok + t] = (from + t * step) & (n_slot - 1);
+        /* a full cycle through the units: an odd step and a power of two */
+        const int64_t step = (int64_t)rng_next_below(&c->r, (uint64_t)n_unit) | 1;
+        int64_t at = (int64_t)rng_next_below(&c->r, (uint64_t)n_unit);
+        for (int32_t b = 0; b < c->p.batch; b++) {
+            for (int32_t t = 0; t < c->p.q; t++) {
+                at = t % unit == 0 ? (at + step) & (n_unit - 1) : at;
+                *slot++ = at * unit + t % unit;
+            }
         }
     }
 }
@@ -199,12 +216,15 @@ static kvs_status make_write(bench_case *c, write_state *s, int64_t n_tok, int64
     void *p = NULL;
     const size_t set = (size_t)n_tok * (size_t)(s->width * 2 + out_bytes);
     c->n_set = bench_n_set(c, set);
+    const int64_t unit = unit_slots(c);
+    const int64_t taken = c->p.batch * shard_cdiv(c->p.q, unit) * unit; /* of a set, with gaps */
     int64_t n_slot = PAGE;
-    while (n_slot < n_tok * (c->run->cfg->warm ? 1 : c->n_set)) {
+    while (n_slot < taken || n_slot < n_tok * c->n_set) {
         n_slot *= 2;
     }
     TRY(bench_alloc(c, (size_t)(n_slot / PAGE * page_bytes), &p, err));
     s->pool = p;
+    memset(s->pool, 0x5A, (size_t)(n_slot / PAGE * page_bytes)); /* no page is new to a call */
     const int64_t n = (int64_t)c->n_set * n_tok * s->width;
     TRY(bench_alloc(c, (size_t)n * sizeof(uint16_t), &p, err));
     s->in = p;
@@ -215,7 +235,7 @@ static kvs_status make_write(bench_case *c, write_state *s, int64_t n_tok, int64
     }
     TRY(bench_alloc(c, (size_t)c->n_set * (size_t)n_tok * sizeof(int64_t), &p, err));
     s->slot = p;
-    draw_slots(c, s, n_tok, n_slot);
+    draw_slots(c, s, n_slot);
     s->a.n_slot = n_slot;
     s->x.n_slot = n_slot;
     c->byte = (double)set + 8.0 * (double)n_tok;
@@ -290,8 +310,8 @@ const bench_op bench_merge_op = {
 
 const bench_op bench_write_op = {
     .pub = {.name = "write",
-            .about = "batch x q tokens into the cache: latent rows, and index keys where kv is fp8 "
-                     "or f32. Own grid: batch 4096, q 1, fp8_ds_mla, fp8, bf16",
+            .about = "batch requests of q tokens into the cache: latent rows, and index keys where "
+                     "kv is fp8 or f32. Own grid: batch 4096, q 1, fp8_ds_mla, fp8, bf16",
             .axes = MOVE_AXES | KVS_BENCH_KV},
     .op = KERN_OP_kv_write,
     .def = {.batch = 4096, .q = 1},
