@@ -18,7 +18,9 @@
 enum {
     L = SIMD_LANES,
     BATCH = 8,  /* parts of a plan                                 */
-    SLICE = 512 /* values of a head that a fold carries at a time  */
+    SLICE = 512, /* values of a head that a fold carries at a time */
+    AHEAD = 64, /* values that a part is asked for early           */
+    LINE = 16   /* values of a cache line                          */
 };
 
 /* The merges of the parts of SIMD_LANES heads. */
@@ -93,6 +95,10 @@ SIMD_FN void tree_whole(const int n_part, const plan *p, const source *s, int32_
         SIMD_UNROLL
         for (int k = 0; k < n_part; k++) {
             x[k] = vf_loadu(s->in[k] + h * s->stride + d);
+            if (d % LINE == 0) { /* behind the head lies the next one, as a rule */
+                __builtin_prefetch((const void *)((uintptr_t)(s->in[k] + h * s->stride + d) +
+                                                  AHEAD * sizeof(float)));
+            }
         }
         SIMD_UNROLL
         for (int half = n_part / 2; half >= 1; half /= 2) {
