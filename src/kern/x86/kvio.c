@@ -2,6 +2,10 @@
  *
  * Tokens are dealt out in blocks over threads; each is written by one thread in one pass. Counters are
  * gathered per block and added up atomically, so totals do not depend on threads.
+ *
+ * A call that writes much writes past the caches: rows that lie one behind the other are made in a buffer,
+ * from where the lines that they fill go to memory whole; the bytes of a line that is shared with other
+ * rows are stored as usual. A call that writes little leaves its rows in the caches, for attention.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -14,10 +18,19 @@
 #include "shard/shard.h"
 
 enum {
-    BLOCK = 32,                     /* tokens, rows or heads of a task                     */
-    STREAM_BYTES = 4 * 1024 * 1024, /* a gather that writes more goes past the caches      */
-    AHEAD = 4,                      /* rows that a gather asks for early ...               */
-    FETCH_BYTES = 1024              /* ... where they are short; long ones the machine sees */
+    LINE = 64,
+    BLOCK = 32,                      /* rows or heads of a task                             */
+    STREAM_BYTES = 4 * 1024 * 1024,  /* a gather that writes more goes past the caches      */
+    AHEAD = 4,                       /* rows that a gather asks for early ...               */
+    FETCH_BYTES = 1024,              /* ... where they are short; long ones the machine sees */
+    WRITE_STREAM_BYTES = 256 * 1024, /* a writer that writes more goes past the caches      */
+    WRITE_BLOCK_MAX = 128,           /* tokens of a task of a writer                        */
+    WRITE_BLOCK_MIN = 16,
+    ROW_AHEAD = 4,           /* tokens whose values are asked for early: latents and rope,  */
+    KEY_AHEAD = 12,          /* index keys,                                                 */
+    SHARED_AHEAD = 8,        /* and, of where they go, lines that are not written whole     */
+    AHEAD_MAX = 12,          /* of these                                                    */
+    RUN_BYTES = LINE + 2688, /* of a run: a row of f32 or four of fp8_ds_mla, and an offset */
 };
 
 static struct pool *workers(const dev_queue *q)
@@ -30,9 +43,9 @@ static int64_t elem_bytes(int32_t type)
     return type == KVS_DTYPE_BF16 ? (int64_t)sizeof(bf16) : (int64_t)sizeof(float);
 }
 
-static int64_t block_end(int64_t begin, int64_t n)
+static int64_t block_end(int64_t begin, int64_t block, int64_t n)
 {
-    return begin + BLOCK < n ? begin + BLOCK : n;
+    return begin + block < n ? begin + block : n;
 }
 
 /* ---- writers -------------------------------------------------------------------------------------- */
@@ -44,9 +57,11 @@ typedef struct write_stats {
 static void stats_add(write_stats *s, kvio_stats x, kv_count c)
 {
     atomic_fetch_add_explicit(&s->n_written, x.n_written, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->n_bad_id, x.n_bad_id, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->n_nan, c.n_nan, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->n_sat, c.n_sat, memory_order_relaxed);
+    if ((x.n_bad_id | c.n_nan | c.n_sat) != 0) {
+        atomic_fetch_add_explicit(&s->n_bad_id, x.n_bad_id, memory_order_relaxed);
+        atomic_fetch_add_explicit(&s->n_nan, c.n_nan, memory_order_relaxed);
+        atomic_fetch_add_explicit(&s->n_sat, c.n_sat, memory_order_relaxed);
+    }
 }
 
 static void stats_give(write_stats *s, kvio_stats *to)
@@ -60,19 +75,185 @@ static void stats_give(write_stats *s, kvio_stats *to)
 }
 
 /* Whether the token is to be written; a slot outside the pool other than -1 is counted. */
-static int slot_ok(int64_t slot, int64_t n_slot, kvio_stats *stats)
+static bool slot_ok(int64_t slot, int64_t n_slot, kvio_stats *stats)
 {
-    const int ok = slot >= 0 && slot < n_slot;
-    stats->n_bad_id += (uint64_t)(!ok && slot != SHARD_NO_SLOT);
-    stats->n_written += (uint64_t)ok;
-    return ok;
+    if ((uint64_t)slot >= (uint64_t)n_slot) {
+        stats->n_bad_id += (uint64_t)(slot != SHARD_NO_SLOT);
+        return false;
+    }
+    stats->n_written++;
+    return true;
+}
+
+/* Asks for `bytes` from p on, a constant. */
+static inline __attribute__((always_inline)) void fetch(const uint8_t *p, const int32_t bytes)
+{
+#pragma GCC unroll 32
+    for (int32_t i = 0; i < bytes; i += LINE) {
+        __builtin_prefetch(p + i);
+    }
+}
+
+/* Tokens of a task: several tasks a thread where there are enough. */
+static int64_t write_block(const dev_queue *q, int64_t n_tok)
+{
+    const int64_t n_task = 4 * (int64_t)pool_size(workers(q));
+    int64_t block = WRITE_BLOCK_MAX;
+    while (block > WRITE_BLOCK_MIN && shard_cdiv(n_tok, block) < n_task) {
+        block /= 2;
+    }
+    return block;
+}
+
+/* The tokens of a block that are to be written, and a few behind it, whose data is asked for early. */
+typedef struct picks {
+    int32_t n, n_ahead; /* n of the block; n_ahead with those behind it */
+    int64_t token[WRITE_BLOCK_MAX + AHEAD_MAX];
+    int64_t slot[WRITE_BLOCK_MAX + AHEAD_MAX];
+} picks;
+
+static void picks_add(picks *p, int64_t token, int64_t slot)
+{
+    p->token[p->n_ahead] = token;
+    p->slot[p->n_ahead++] = slot;
+}
+
+static void picks_make(picks *p, const int64_t *slot, int64_t n_slot, int64_t begin, int64_t end,
+                       int64_t n_tok, kvio_stats *stats)
+{
+    p->n_ahead = 0;
+    for (int64_t t = begin; t < end; t++) {
+        if (slot_ok(slot[t], n_slot, stats)) {
+            picks_add(p, t, slot[t]);
+        }
+    }
+    p->n = p->n_ahead;
+    const int64_t stop = end + WRITE_BLOCK_MAX < n_tok ? end + WRITE_BLOCK_MAX : n_tok;
+    for (int64_t t = end; t < stop && p->n_ahead < p->n + AHEAD_MAX; t++) {
+        if ((uint64_t)slot[t] < (uint64_t)n_slot) {
+            picks_add(p, t, slot[t]);
+        }
+    }
+}
+
+/* Rows that lie one behind the other, to be written together. The first byte is at buf + at % LINE. */
+typedef struct run {
+    uint8_t *at;
+    int64_t bytes;
+    uint8_t *buf; /* [RUN_BYTES], aligned to LINE */
+} run;
+
+static int64_t in_line(const uint8_t *p)
+{
+    return (int64_t)((uintptr_t)p % LINE);
+}
+
+static bool run_takes(const run *r, const uint8_t *row, int64_t row_bytes)
+{
+    return row == r->at + r->bytes && in_line(row) != 0 &&
+           in_line(r->at) + r->bytes + row_bytes <= RUN_BYTES;
+}
+
+static void run_emit(const kvio_isa *isa, run *r)
+{
+    if (r->bytes == 0) {
+        return;
+    }
+    const int64_t first = in_line(r->at);
+    const int64_t end = first + r->bytes; /* beyond the first line: a row is longer */
+    const int64_t whole = first == 0 ? 0 : LINE;
+    const int64_t rest = end / LINE * LINE;
+    uint8_t *line = r->at - first;
+    if (first != whole) {
+        memcpy(r->at, r->buf + first, (size_t)(whole - first));
+    }
+    isa->stream(line + whole, r->buf + whole, rest - whole);
+    if (rest != end) {
+        memcpy(line + rest, r->buf + rest, (size_t)(end - rest));
+    }
+    r->bytes = 0;
 }
 
 typedef struct kv_write_job {
     const kvio_isa *isa;
     const kv_write_args *a;
+    int64_t block, row_bytes, size; /* size: of an element */
+    bool stream;
     write_stats stats;
 } kv_write_job;
+
+static uint8_t *kv_row_at(const kv_write_args *a, int64_t slot)
+{
+    const uint64_t s = (uint64_t)slot;
+    return a->kv + (int64_t)(s / KVS_PAGE_TOKENS) * a->page_stride +
+           (int64_t)(s % KVS_PAGE_TOKENS) * a->row_stride;
+}
+
+/* Asks for the lines that the row of pick i shares with rows that are not of its run. */
+static void kv_write_fetch_shared(const kv_write_job *j, const picks *p, int32_t i)
+{
+    const uint8_t *row = kv_row_at(j->a, p->slot[i]);
+    if (in_line(row) != 0 && p->slot[i - 1] + 1 != p->slot[i]) {
+        __builtin_prefetch(row, 1);
+    }
+    if (in_line(row + j->row_bytes) != 0 &&
+        (i + 1 == p->n_ahead || p->slot[i] + 1 != p->slot[i + 1])) {
+        __builtin_prefetch(row + j->row_bytes, 1);
+    }
+}
+
+static const uint8_t *latent_at(const kv_write_job *j, int64_t t)
+{
+    return (const uint8_t *)j->a->latent + t * j->a->latent_stride * j->size;
+}
+
+static const uint8_t *rope_at(const kv_write_job *j, int64_t t)
+{
+    return (const uint8_t *)j->a->rope + t * j->a->rope_stride * j->size;
+}
+
+/* Asks for what pick i and a later one need. */
+static void kv_write_fetch(const kv_write_job *j, const picks *p, int32_t i)
+{
+    if (i + SHARED_AHEAD < p->n_ahead) {
+        kv_write_fetch_shared(j, p, i + SHARED_AHEAD);
+    }
+    if (i + ROW_AHEAD >= p->n_ahead) {
+        return;
+    }
+    const int64_t t = p->token[i + ROW_AHEAD];
+    if (j->size == sizeof(bf16)) {
+        fetch(latent_at(j, t), KVS_LATENT_DIM * sizeof(bf16));
+        fetch(rope_at(j, t), KVS_ROPE_DIM * sizeof(bf16));
+    } else {
+        fetch(latent_at(j, t), KVS_LATENT_DIM * sizeof(float));
+        fetch(rope_at(j, t), KVS_ROPE_DIM * sizeof(float));
+    }
+}
+
+/* By way of a buffer. There are the run in hand and the one before: a line is read some time after it was
+ * made, so that it is not waited for. */
+static void kv_write_stream(const kv_write_job *j, const kv_writer *w, const picks *p, kv_count *count)
+{
+    _Alignas(LINE) uint8_t buf[2][RUN_BYTES];
+    run runs[2] = {{.buf = buf[0]}, {.buf = buf[1]}};
+    run *r = &runs[0];
+    for (int32_t i = 0; i < p->n; i++) {
+        uint8_t *row = kv_row_at(j->a, p->slot[i]);
+        kv_write_fetch(j, p, i);
+        if (!run_takes(r, row, j->row_bytes)) {
+            r = r == &runs[0] ? &runs[1] : &runs[0];
+            run_emit(j->isa, r);
+            r->at = row;
+        }
+        uint8_t *out = r->buf + in_line(r->at) + r->bytes;
+        r->bytes += j->row_bytes;
+        j->isa->write_row(w, out, latent_at(j, p->token[i]), rope_at(j, p->token[i]), count);
+    }
+    run_emit(j->isa, &runs[0]);
+    run_emit(j->isa, &runs[1]);
+    _mm_sfence(); /* before another thread is told that the rows are there */
+}
 
 static void kv_write_task(void *ctx, int64_t i_task, int i_worker)
 {
@@ -80,16 +261,17 @@ static void kv_write_task(void *ctx, int64_t i_task, int i_worker)
     const kv_write_args *a = j->a;
     (void)i_worker;
     const kv_writer w = {a->fmt, a->rule, a->k_scale, a->in_type};
-    const int64_t size = elem_bytes(a->in_type);
     kvio_stats stats = {0};
     kv_count count = {0};
-    for (int64_t t = i_task * BLOCK; t < block_end(i_task * BLOCK, a->n_tok); t++) {
-        const int64_t slot = a->slot[t];
-        if (slot_ok(slot, a->n_slot, &stats)) {
-            uint8_t *row = a->kv + slot / KVS_PAGE_TOKENS * a->page_stride +
-                           slot % KVS_PAGE_TOKENS * a->row_stride;
-            j->isa->write_row(&w, row, (const uint8_t *)a->latent + t * a->latent_stride * size,
-                              (const uint8_t *)a->rope + t * a->rope_stride * size, &count);
+    picks p;
+    picks_make(&p, a->slot, a->n_slot, i_task * j->block,
+               block_end(i_task * j->block, j->block, a->n_tok), a->n_tok, &stats);
+    if (j->stream) {
+        kv_write_stream(j, &w, &p, &count);
+    } else {
+        for (int32_t i = 0; i < p.n; i++) {
+            j->isa->write_row(&w, kv_row_at(a, p.slot[i]), latent_at(j, p.token[i]),
+                              rope_at(j, p.token[i]), &count);
         }
     }
     stats_add(&j->stats, stats, count);
@@ -97,47 +279,87 @@ static void kv_write_task(void *ctx, int64_t i_task, int i_worker)
 
 void kv_write_run(const kvio_isa *isa, const kv_write_args *a, dev_queue *q)
 {
-    kv_write_job j = {.isa = isa, .a = a};
-    pool_run(workers(q), kv_write_task, &j, shard_cdiv(a->n_tok, BLOCK));
+    kv_write_job j = {.isa = isa, .a = a, .block = write_block(q, a->n_tok)};
+    j.row_bytes = kv_row_bytes(a->fmt);
+    j.size = elem_bytes(a->in_type);
+    j.stream = a->n_tok * j.row_bytes > WRITE_STREAM_BYTES;
+    pool_run(workers(q), kv_write_task, &j, shard_cdiv(a->n_tok, j.block));
     stats_give(&j.stats, a->stats);
 }
 
 typedef struct index_write_job {
     const kvio_isa *isa;
     const index_write_args *a;
+    int64_t block;
+    bool stream;
     write_stats stats;
 } index_write_job;
+
+static uint8_t *index_page_at(const index_write_args *a, int64_t slot)
+{
+    return a->keys + (int64_t)((uint64_t)slot / KVS_PAGE_TOKENS) * a->page_stride;
+}
+
+static const uint8_t *key_at(const index_write_args *a, int64_t t)
+{
+    return (const uint8_t *)a->key + t * a->key_stride * elem_bytes(a->in_type);
+}
+
+/* Asks for the values of a later pick than i, and for the line with the scale of another where it is not
+ * that of the pick before. */
+static void index_write_fetch(const index_write_args *a, const picks *p, int32_t i)
+{
+    if (i + KEY_AHEAD < p->n_ahead) {
+        const uint8_t *key = key_at(a, p->token[i + KEY_AHEAD]);
+        if (a->in_type == KVS_DTYPE_BF16) {
+            fetch(key, KVS_INDEX_DIM * sizeof(bf16));
+        } else {
+            fetch(key, KVS_INDEX_DIM * sizeof(float));
+        }
+    }
+    const int32_t s = i + SHARED_AHEAD;
+    if (s < p->n_ahead && a->fmt == KVS_INDEX_FP8 &&
+        (p->slot[s - 1] + 1 != p->slot[s] || p->slot[s] % (LINE / (int64_t)sizeof(float)) == 0)) {
+        const int32_t off = (int32_t)((uint64_t)p->slot[s] % KVS_PAGE_TOKENS);
+        __builtin_prefetch(index_page_at(a, p->slot[s]) + index_scale_at(off), 1);
+    }
+}
 
 static void index_write_task(void *ctx, int64_t i_task, int i_worker)
 {
     index_write_job *j = ctx;
     const index_write_args *a = j->a;
     (void)i_worker;
-    const int64_t size = elem_bytes(a->in_type);
     kvio_stats stats = {0};
     kv_count count = {0};
-    kvio_key key[KVIO_KEYS];
-    int32_t n = 0;
-    for (int64_t t = i_task * BLOCK; t < block_end(i_task * BLOCK, a->n_tok); t++) {
-        const int64_t slot = a->slot[t];
-        if (slot_ok(slot, a->n_slot, &stats)) {
-            key[n].value = (const uint8_t *)a->key + t * a->key_stride * size;
-            key[n].page = a->keys + slot / KVS_PAGE_TOKENS * a->page_stride;
-            key[n++].off = (int32_t)(slot % KVS_PAGE_TOKENS);
+    picks p;
+    picks_make(&p, a->slot, a->n_slot, i_task * j->block,
+               block_end(i_task * j->block, j->block, a->n_tok), a->n_tok, &stats);
+    for (int32_t i = 0; i < p.n; i += KVIO_KEYS) {
+        kvio_key key[KVIO_KEYS];
+        const int32_t n = p.n - i < KVIO_KEYS ? p.n - i : KVIO_KEYS;
+        for (int32_t k = 0; k < n; k++) {
+            if (j->stream) {
+                index_write_fetch(a, &p, i + k);
+            }
+            key[k].value = key_at(a, p.token[i + k]);
+            key[k].page = index_page_at(a, p.slot[i + k]);
+            key[k].off = (int32_t)((uint64_t)p.slot[i + k] % KVS_PAGE_TOKENS);
         }
-        if (n == KVIO_KEYS) {
-            j->isa->write_keys(a->fmt, a->in_type, key, n, &count);
-            n = 0;
-        }
+        j->isa->write_keys(a->fmt, a->in_type, key, n, j->stream, &count);
     }
-    j->isa->write_keys(a->fmt, a->in_type, key, n, &count);
+    if (j->stream) {
+        _mm_sfence(); /* before another thread is told that the keys are there */
+    }
     stats_add(&j->stats, stats, count);
 }
 
 void index_write_run(const kvio_isa *isa, const index_write_args *a, dev_queue *q)
 {
-    index_write_job j = {.isa = isa, .a = a};
-    pool_run(workers(q), index_write_task, &j, shard_cdiv(a->n_tok, BLOCK));
+    index_write_job j = {.isa = isa, .a = a, .block = write_block(q, a->n_tok)};
+    const int64_t bytes = a->n_tok * (index_page_bytes(a->fmt) / KVS_PAGE_TOKENS);
+    j.stream = bytes > WRITE_STREAM_BYTES && in_line(a->keys) == 0 && a->page_stride % LINE == 0;
+    pool_run(workers(q), index_write_task, &j, shard_cdiv(a->n_tok, j.block));
     stats_give(&j.stats, a->stats);
 }
 
@@ -161,7 +383,7 @@ static void gather_task(void *ctx, int64_t i_task, int i_worker)
     const int64_t size = elem_bytes(a->out_type);
     _Alignas(64) uint8_t line[KV_ROW_BYTES_F32];
     uint64_t n_bad = 0;
-    for (int64_t t = begin; t < block_end(begin, a->count[r]); t++) {
+    for (int64_t t = begin; t < block_end(begin, BLOCK, a->count[r]); t++) {
         uint8_t *out = (uint8_t *)a->out + (a->out_begin[r] + t) * a->out_stride * size;
         const int64_t slot = shard_slot_checked(a->table + r * a->table_stride, a->table_width,
                                                 a->n_slot, (kvs_local){a->start[r] + t})
@@ -227,7 +449,7 @@ static void quant_task(void *ctx, int64_t i_task, int i_worker)
     const int64_t size = elem_bytes(a->q_type);
     uint64_t n_nan = 0;
     const int64_t n = (int64_t)a->n_row * a->n_head;
-    for (int64_t i = i_task * BLOCK; i < block_end(i_task * BLOCK, n); i++) {
+    for (int64_t i = i_task * BLOCK; i < block_end(i_task * BLOCK, BLOCK, n); i++) {
         const int64_t at = i * KVS_INDEX_DIM;
         const uint8_t *x = (const uint8_t *)a->q + at * size;
         float s = 1.0f;

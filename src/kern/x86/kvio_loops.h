@@ -1,11 +1,6 @@
-/* x86/kvio_loops.h - the loops of a kvio_isa in the vectors of simd.h.
+/* x86/kvio_loops.h - the loops of a kvio_isa in the vectors of simd.h: rows and keys written and read.
  *
- * A tile is read twice, the second time from the first-level cache: for the largest magnitude, then to
- * be converted. Infinities and NaN are looked for once per tile; only a tile that holds some, or one
- * that may saturate, takes the careful form of the conversion. Whether a tile is careful, or its scale a
- * power of two (then a product with the exact reciprocal stands for the division), shows in no bit.
- *
- * Included once by a file that has defined SIMD_LANES.
+ * How values become e4m3: kvio_quant.h. Included once by a file that has defined SIMD_LANES.
  */
 #ifndef KVS_KERN_X86_KVIO_LOOPS_H
 #define KVS_KERN_X86_KVIO_LOOPS_H
@@ -14,198 +9,9 @@
 #include <stdbool.h>
 
 #include "kern/x86/index_x86.h"
+#include "kern/x86/kvio_quant.h"
 #include "kern/x86/kvio_x86.h"
 #include "kern/x86/simd_more.h"
-
-enum {
-    L = SIMD_LANES,
-    F32_INF = 0x7F800000,
-    F32_ABS = 0x7FFFFFFF
-};
-
-SIMD_FN int64_t in_bytes(const int wide)
-{
-    return wide ? 4 : 2;
-}
-
-/* L values from x on; wide: f32, else bf16. */
-SIMD_FN vf in_load(const uint8_t *x, const int wide)
-{
-    return wide ? vf_loadu((const float *)(const void *)x) : vf_loadu_bf16(x);
-}
-
-/* What a stretch of values holds: the largest finite magnitude, NaN, infinities. */
-typedef struct scan {
-    float amax;
-    int64_t n_nan;
-    bool special; /* some value is NaN or infinite */
-} scan;
-
-SIMD_FN scan scan_careful(const uint8_t *x, const int wide, int32_t n)
-{
-    vi top = vi_set1(0);
-    scan s = {0.0f, 0, true};
-    for (int32_t i = 0; i < n; i += L) {
-        const vi mag =
-            vi_and(vi_of_vf(in_load(x + i * in_bytes(wide), wide)), vi_set1(F32_ABS));
-        const vm finite = vm_lt_i(mag, vi_set1(F32_INF));
-        top = vi_max(top, vi_select(finite, mag, vi_set1(0)));
-        s.n_nan += __builtin_popcount(vm_bits(vm_lt_i(vi_set1(F32_INF), mag)));
-    }
-    s.amax = f32_from_bits((uint32_t)vi_max_lane(top));
-    return s;
-}
-
-/* n a multiple of 4 * L. */
-SIMD_FN scan scan_values(const uint8_t *x, const int wide, int32_t n)
-{
-    vi top = vi_set1(0);
-    if (wide) {
-        for (int32_t i = 0; i < n; i += L) {
-            top = vi_max(top, vi_and(vi_loadu(x + 4 * i), vi_set1(F32_ABS)));
-        }
-    } else { /* two bf16 in a lane: magnitudes order like signed words */
-        vi words = vi_set1(0);
-        for (int32_t i = 0; i < n; i += 2 * L) {
-            words = vi_max16(words, vi_and(vi_loadu(x + 2 * i), vi_set1(0x7FFF7FFF)));
-        }
-        top = vi_max(vi_and(words, vi_set1(0x7FFF0000)), vi_sll(words, 16));
-    }
-    const int32_t max = vi_max_lane(top);
-    if (max >= F32_INF) {
-        return scan_careful(x, wide, n);
-    }
-    const scan s = {f32_from_bits((uint32_t)max), 0, false};
-    return s;
-}
-
-/* Magnitudes of e4m3 codes of finite |v| <= 464. Adding 2^20 times the power of two at or below |v|, or
- * below 2^-6 times that one, rounds to the spacing of the codes there; the low bits of the sum are the
- * code but for an offset that follows from the exponent. */
-SIMD_FN vi e4m3_mag(vi mag)
-{
-    const vi least = vi_set1(0x3C800000); /* 2^-6, the smallest normal value */
-    const vi power = vi_and(vi_max(mag, least), vi_set1(F32_INF));
-    const vf big = vf_of_vi(vi_add(power, vi_set1(20 << 23)));
-    const vi sum = vi_of_vf(vf_add(vf_of_vi(mag), big));
-    return vi_add(vi_sub(sum, power), vi_sub(vi_srl(power, 20), vi_set1((20 << 23) + 121 * 8)));
-}
-
-typedef struct quant_scale {
-    vf by;     /* the scale, or its exact reciprocal */
-    bool pow2; /* by is the reciprocal               */
-} quant_scale;
-
-static quant_scale quant_scale_of(float s)
-{
-    const uint32_t u = f32_bits(s);
-    const uint32_t e = u >> 23;
-    quant_scale q;
-    q.pow2 = (u & 0x807FFFFFu) == 0 && e >= 1 && e <= 253;
-    q.by = vf_set1(q.pow2 ? f32_from_bits((254u - e) << 23) : s);
-    return q;
-}
-
-SIMD_FN vf quotient(vf x, const quant_scale *s, const int pow2)
-{
-    return pow2 ? vf_mul(x, s->by) : vf_div(x, s->by);
-}
-
-/* Codes of n values (a multiple of 4 * L) none of which is special or saturates. */
-SIMD_FN void quant_plain(const uint8_t *x, const int wide, int32_t n, const quant_scale *s,
-                         const int pow2, uint8_t *out)
-{
-    for (int32_t i = 0; i < n; i += 4 * L) {
-        vi mag[4];
-        vi bits[4];
-        SIMD_UNROLL
-        for (int j = 0; j < 4; j++) {
-            const vf v = in_load(x + (i + j * L) * in_bytes(wide), wide);
-            bits[j] = vi_of_vf(quotient(v, s, pow2));
-            mag[j] = e4m3_mag(vi_and(bits[j], vi_set1(F32_ABS)));
-        }
-        vi_store4_signed_u8(out + i, mag, bits);
-    }
-}
-
-/* The same for any values; returns how many saturate. */
-SIMD_FN int64_t quant_careful(const uint8_t *x, const int wide, int32_t n, const quant_scale *s,
-                              const int pow2, uint8_t *out)
-{
-    int64_t n_sat = 0;
-    for (int32_t i = 0; i < n; i += 4 * L) {
-        vi mag[4];
-        vi bits[4];
-        SIMD_UNROLL
-        for (int j = 0; j < 4; j++) {
-            const vf v = in_load(x + (i + j * L) * in_bytes(wide), wide);
-            bits[j] = vi_of_vf(quotient(v, s, pow2));
-            const vi m = vi_and(bits[j], vi_set1(F32_ABS));
-            const vm nan = vm_lt_i(vi_set1(F32_INF), m);
-            const vm high = vm_lt_i(vi_set1(0x43E00000), m); /* 448 */
-            const uint32_t lost = vm_bits(vm_lt_i(vi_set1(0x43E80000), m)) & ~vm_bits(nan);
-            n_sat += __builtin_popcount(lost);
-            const vi code = e4m3_mag(vi_select(high, vi_set1(0x43E00000), m));
-            mag[j] = vi_select(nan, vi_set1(0x7F), code);
-        }
-        vi_store4_signed_u8(out + i, mag, bits);
-    }
-    return n_sat;
-}
-
-/* quant_plain of bf16 by 2^e, -100 <= e <= 100, in 16-bit words: where every quotient is a normal e4m3,
- * the exponent is shifted and three bits of the mantissa are kept. Other values take quant_plain. */
-SIMD_FN void quant_words(const uint8_t *x, int32_t n, const quant_scale *s, int32_t e, uint8_t *out)
-{
-    const vi offset = vi_set1((120 + e) * (128 * 0x10001));
-    const vi normal = vi_set1(0x00800080); /* exponent 1 */
-    for (int32_t i = 0; i < n; i += 4 * L) {
-        vi t[2];
-        vi sign[2];
-        SIMD_UNROLL
-        for (int j = 0; j < 2; j++) {
-            const vi w = vi_loadu(x + 2 * (i + j * 2 * L));
-            t[j] = vi_sub16(vi_and(w, vi_set1(0x7FFF7FFF)), offset);
-            sign[j] = vi_and(vi_srl16(w, 8), vi_set1(0x00800080));
-        }
-        if (vi_any_lt16(vi_min16(t[0], t[1]), normal)) {
-            quant_plain(x + 2 * i, 0, 4 * L, s, 1, out + i);
-            continue;
-        }
-        SIMD_UNROLL
-        for (int j = 0; j < 2; j++) {
-            const vi even = vi_and(vi_srl16(t[j], 4), vi_set1(0x00010001));
-            const vi r = vi_add16(vi_add16(t[j], even), vi_set1(0x00070007));
-            t[j] = vi_or(vi_srl16(r, 4), sign[j]);
-        }
-        vi_store2_u8(out + i, t[0], t[1]);
-    }
-}
-
-/* e4m3(x / s) of n values that were scanned; fits: no finite one saturates. */
-SIMD_FN int64_t quant_scanned(const uint8_t *x, const int wide, int32_t n, const scan *c,
-                              const bool fits, float s, uint8_t *out)
-{
-    const quant_scale q = quant_scale_of(s);
-    const bool plain = !c->special && fits;
-    if (q.pow2) {
-        const int32_t e = (int32_t)(f32_bits(s) >> 23) - 127;
-        if (plain && !wide && e >= -100 && e <= 100) {
-            quant_words(x, n, &q, e, out);
-            return 0;
-        }
-        if (plain) {
-            quant_plain(x, wide, n, &q, 1, out);
-            return 0;
-        }
-        return quant_careful(x, wide, n, &q, 1, out);
-    }
-    if (plain) {
-        quant_plain(x, wide, n, &q, 0, out);
-        return 0;
-    }
-    return quant_careful(x, wide, n, &q, 0, out);
-}
 
 /* ---- f32 and bf16 --------------------------------------------------------------------------------- */
 
@@ -221,59 +27,85 @@ SIMD_FN vi bf16_bits(vi u, const int may_be_nan)
     return vi_select(nan, vi_or(vi_srl(u, 16), vi_set1(0x40)), r);
 }
 
-SIMD_FN void put_bf16(const uint8_t *x, const int wide, int32_t n, uint8_t *out)
+/* n values (a multiple of 2 * L); returns how many are NaN. */
+SIMD_FN int64_t put_bf16(const uint8_t *x, const int wide, int32_t n, uint8_t *out)
 {
-    if (!wide) {
-        memcpy(out, x, (size_t)n * sizeof(bf16));
-        return;
+    if (wide) {
+        for (int32_t i = 0; i < n; i += 2 * L) {
+            const vi a = bf16_bits(vi_loadu(x + 4 * i), 1);
+            const vi b = bf16_bits(vi_loadu(x + 4 * (i + L)), 1);
+            vi_store2_u16(out + 2 * i, a, b);
+        }
+        return count_nan(x, 1, n);
     }
+    vi top = vi_set1(0);
     for (int32_t i = 0; i < n; i += 2 * L) {
-        const vi a = bf16_bits(vi_loadu(x + 4 * i), 1);
-        const vi b = bf16_bits(vi_loadu(x + 4 * (i + L)), 1);
-        vi_store2_u16(out + 2 * i, a, b);
+        const vi w = vi_loadu(x + 2 * i);
+        vi_storeu(out + 2 * i, w);
+        top = vi_max16(top, vi_and(w, vi_set1(0x7FFF7FFF)));
     }
+    return vi_any_lt16(vi_set1(0x7F807F80), top) ? scan_careful(x, 0, n).n_nan : 0;
 }
 
-SIMD_FN void put_f32(const uint8_t *x, const int wide, int32_t n, uint8_t *out)
+/* stream: past the caches, out aligned to 64. */
+SIMD_FN void put_f32(const uint8_t *x, const int wide, int32_t n, const int stream, uint8_t *out)
 {
     for (int32_t i = 0; i < n; i += L) {
-        vi_storeu(out + 4 * i, vi_of_vf(in_load(x + i * in_bytes(wide), wide)));
+        const vi v = vi_of_vf(in_load(x + i * in_bytes(wide), wide));
+        if (stream) {
+            vi_stream(out + 4 * i, v);
+        } else {
+            vi_storeu(out + 4 * i, v);
+        }
     }
 }
 
 /* ---- writers -------------------------------------------------------------------------------------- */
 
+/* The latents of a fp8_ds_mla row tile by tile, whatever they are. */
+SIMD_FN void write_tiles(const kv_writer *w, uint8_t *row, const uint8_t *latent, const int wide, float *s,
+                         kv_count *count)
+{
+    const bool exact = w->rule == KVS_SCALE_EXACT;
+    for (int32_t t = 0; t < KV_DS_N_TILE; t++) {
+        s[t] = quant_tile(latent + t * KV_DS_TILE * in_bytes(wide), wide, KV_DS_TILE, exact, LEAST_ROW,
+                          row + t * KV_DS_TILE, count);
+    }
+}
+
 SIMD_FN void write_ds_mla(const kv_writer *w, uint8_t *row, const uint8_t *latent, const uint8_t *rope,
                           const int wide, kv_count *count)
 {
-    scan c[KV_DS_N_TILE];
     float s[KV_DS_N_TILE];
-    for (int32_t t = 0; t < KV_DS_N_TILE; t++) {
-        c[t] = scan_values(latent + t * KV_DS_TILE * in_bytes(wide), wide, KV_DS_TILE);
-        s[t] = scale_for(w->rule, c[t].amax);
-        count->n_nan += (uint64_t)c[t].n_nan;
+    bool done = false;
+    if (!wide && w->rule != KVS_SCALE_EXACT) {
+        const uint8_t *x[GROUP];
+        uint8_t *out[GROUP];
+        for (int32_t t = 0; t < GROUP; t++) {
+            x[t] = latent + t * KV_DS_TILE * in_bytes(wide);
+            out[t] = row + t * KV_DS_TILE;
+        }
+        done = quant_group(x, KV_DS_N_TILE, KV_DS_TILE, LEAST_ROW, 0, out, s);
     }
-    for (int32_t t = 0; t < KV_DS_N_TILE; t++) {
-        count->n_sat += (uint64_t)quant_scanned(latent + t * KV_DS_TILE * in_bytes(wide), wide,
-                                                KV_DS_TILE, &c[t], true, s[t], row + t * KV_DS_TILE);
+    if (!done) {
+        write_tiles(w, row, latent, wide, s, count);
     }
     memcpy(row + KV_DS_SCALE_AT, s, sizeof s);
-    put_bf16(rope, wide, KVS_ROPE_DIM, row + KV_DS_ROPE_AT);
-    count->n_nan += (uint64_t)scan_values(rope, wide, KVS_ROPE_DIM).n_nan;
+    count->n_nan += (uint64_t)put_bf16(rope, wide, KVS_ROPE_DIM, row + KV_DS_ROPE_AT);
 }
+
+static_assert((int)GROUP == (int)KV_DS_N_TILE, "a row is a group of tiles");
 
 SIMD_FN void write_part(const kv_writer *w, uint8_t *out, const uint8_t *x, int32_t n, const int wide,
                         kv_count *count)
 {
-    const scan c = scan_values(x, wide, n);
-    count->n_nan += (uint64_t)c.n_nan;
     if (w->fmt == KVS_KV_FP8) {
-        const bool fits = w->k_scale > 0.0f && c.amax / w->k_scale <= E4M3_SAT;
-        count->n_sat += (uint64_t)quant_scanned(x, wide, n, &c, fits, w->k_scale, out);
+        quant_given(x, wide, n, w->k_scale, out, count);
     } else if (w->fmt == KVS_KV_BF16) {
-        put_bf16(x, wide, n, out);
+        count->n_nan += (uint64_t)put_bf16(x, wide, n, out);
     } else {
-        put_f32(x, wide, n, out);
+        put_f32(x, wide, n, 0, out);
+        count->n_nan += (uint64_t)count_nan(x, wide, n);
     }
 }
 
@@ -299,62 +131,89 @@ static void kvio_write_row(const kv_writer *w, uint8_t *row, const void *latent,
     }
 }
 
-SIMD_FN float quant_key(const uint8_t *x, const int wide, uint8_t *out, kv_count *count)
-{
-    const scan c = scan_values(x, wide, KVS_INDEX_DIM);
-    const float s = scale_index(c.amax);
-    count->n_sat += (uint64_t)quant_scanned(x, wide, KVS_INDEX_DIM, &c, true, s, out);
-    count->n_nan += (uint64_t)c.n_nan;
-    return s;
-}
-
 static float kvio_quant_head(const void *x, int32_t in_type, uint8_t *q8, uint64_t *n_nan)
 {
     kv_count c = {0};
-    const float s = in_type == KVS_DTYPE_BF16 ? quant_key(x, 0, q8, &c) : quant_key(x, 1, q8, &c);
+    float s = 1.0f;
+    if (in_type == KVS_DTYPE_F32) {
+        s = quant_tile(x, 1, KVS_INDEX_DIM, false, LEAST_INDEX, q8, &c);
+    } else {
+        const uint8_t *head = x;
+        if (!quant_group(&head, 1, KVS_INDEX_DIM, LEAST_INDEX, 0, &q8, &s)) {
+            s = quant_tile(x, 0, KVS_INDEX_DIM, false, LEAST_INDEX, q8, &c);
+        }
+    }
     *n_nan += c.n_nan;
     return s;
+}
+
+SIMD_FN void widen_key(const uint8_t *x, const int wide, const int stream, uint8_t *out, uint64_t *n_nan)
+{
+    put_f32(x, wide, KVS_INDEX_DIM, stream, out);
+    *n_nan += (uint64_t)count_nan(x, wide, KVS_INDEX_DIM);
 }
 
 static void kvio_widen_head(const void *x, int32_t in_type, float *out, uint64_t *n_nan)
 {
     if (in_type == KVS_DTYPE_BF16) {
-        put_f32(x, 0, KVS_INDEX_DIM, (uint8_t *)out);
-        *n_nan += (uint64_t)scan_values(x, 0, KVS_INDEX_DIM).n_nan;
+        widen_key(x, 0, 0, (uint8_t *)out, n_nan);
     } else {
-        put_f32(x, 1, KVS_INDEX_DIM, (uint8_t *)out);
-        *n_nan += (uint64_t)scan_values(x, 1, KVS_INDEX_DIM).n_nan;
+        widen_key(x, 1, 0, (uint8_t *)out, n_nan);
     }
 }
 
-/* First what every key holds, then the conversions: the one does not wait for the other. */
-SIMD_FN void quant_keys(const kvio_key *k, int32_t n, const int wide, kv_count *count)
+SIMD_FN void quant_keys(const kvio_key *k, int32_t n, const int wide, const int stream, kv_count *count)
 {
-    scan c[KVIO_KEYS];
-    float s[KVIO_KEYS];
+    float s[GROUP];
+    uint8_t *out[GROUP];
     for (int32_t i = 0; i < n; i++) {
-        c[i] = scan_values(k[i].value, wide, KVS_INDEX_DIM);
-        s[i] = scale_index(c[i].amax);
-        count->n_nan += (uint64_t)c[i].n_nan;
+        out[i] = k[i].page + k[i].off * index_key_bytes(KVS_INDEX_FP8);
+    }
+    bool done = false;
+    if (!wide && n == KVIO_KEYS) {
+        const uint8_t *x[GROUP];
+        for (int32_t i = 0; i < GROUP; i++) {
+            x[i] = k[i].value;
+        }
+        done = quant_group(x, KVIO_KEYS, KVS_INDEX_DIM, LEAST_INDEX, stream, out, s);
     }
     for (int32_t i = 0; i < n; i++) {
-        uint8_t *out = k[i].page + k[i].off * index_key_bytes(KVS_INDEX_FP8);
-        count->n_sat += (uint64_t)quant_scanned(k[i].value, wide, KVS_INDEX_DIM, &c[i], true, s[i], out);
+        if (!done) {
+            s[i] = quant_tile(k[i].value, wide, KVS_INDEX_DIM, false, LEAST_INDEX, out[i], count);
+        }
         memcpy(k[i].page + index_scale_at(k[i].off), &s[i], sizeof s[i]);
     }
 }
 
-static void kvio_write_keys(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, kv_count *count)
+static_assert((int)GROUP == (int)KVIO_KEYS, "a call writes a group of keys");
+
+SIMD_FN void write_keys(int32_t fmt, const kvio_key *k, int32_t n, const int wide, const int stream,
+                        kv_count *count)
 {
-    if (fmt == KVS_INDEX_F32) {
-        for (int32_t i = 0; i < n; i++) {
-            uint8_t *out = k[i].page + k[i].off * index_key_bytes(fmt);
-            kvio_widen_head(k[i].value, in_type, (float *)(void *)out, &count->n_nan);
+    if (fmt == KVS_INDEX_FP8) {
+        quant_keys(k, n, wide, stream, count);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        widen_key(k[i].value, wide, stream, k[i].page + k[i].off * index_key_bytes(fmt), &count->n_nan);
+    }
+}
+
+static void kvio_write_keys(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, bool stream,
+                            kv_count *count)
+{
+    if (in_type == KVS_DTYPE_BF16) {
+        if (stream) {
+            write_keys(fmt, k, n, 0, 1, count);
+        } else {
+            write_keys(fmt, k, n, 0, 0, count);
         }
-    } else if (in_type == KVS_DTYPE_BF16) {
-        quant_keys(k, n, 0, count);
     } else {
-        quant_keys(k, n, 1, count);
+        if (stream) {
+            write_keys(fmt, k, n, 1, 1, count);
+        } else {
+            write_keys(fmt, k, n, 1, 0, count);
+        }
     }
 }
 

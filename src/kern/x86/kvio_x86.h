@@ -8,6 +8,7 @@
 #ifndef KVS_KERN_X86_KVIO_X86_H
 #define KVS_KERN_X86_KVIO_X86_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kern/index.h"
@@ -28,8 +29,10 @@ typedef struct kvio_isa {
     /* kv_row_write of num/kvfmt.h; count is not NULL. */
     void (*write_row)(const kv_writer *w, uint8_t *row, const void *latent, const void *rope,
                       kv_count *count);
-    /* index_key_write for n keys. */
-    void (*write_keys)(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, kv_count *count);
+    /* index_key_write for n keys. stream: past the caches where that helps, keys aligned to 64; the
+     * caller fences. */
+    void (*write_keys)(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, bool stream,
+                       kv_count *count);
     /* The 576 values of a row as out_type. */
     void (*read_row)(int32_t fmt, float k_scale, const uint8_t *row, int32_t out_type, void *out);
     /* Copies `bytes` (a multiple of 64) to a place aligned to 64, past the caches. The caller

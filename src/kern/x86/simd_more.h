@@ -19,6 +19,12 @@ SIMD_FN int32_t max_of_8(__m256i x)
     return _mm_cvtsi128_si32(m);
 }
 
+/* Of words none of which is negative. */
+SIMD_FN int32_t min_of_8_words(__m128i x)
+{
+    return _mm_cvtsi128_si32(_mm_minpos_epu16(x)) & 0xFFFF;
+}
+
 #if SIMD_LANES == 8
 
 #include "kern/x86/simd_pack8.h"
@@ -167,11 +173,55 @@ SIMD_FN vi vi_srl16(vi a, int n)
     return _mm256_srli_epi16(a, n);
 }
 
+/* The bits of b that a lacks. */
+SIMD_FN vi vi_andnot(vi a, vi b)
+{
+    return _mm256_andnot_si256(a, b);
+}
+
+/* a - b, 0 where b is larger; unsigned. */
+SIMD_FN vi vi_sub16_to_0(vi a, vi b)
+{
+    return _mm256_subs_epu16(a, b);
+}
+
+/* The lower half of the product. */
+SIMD_FN vi vi_mul16(vi a, vi b)
+{
+    return _mm256_mullo_epi16(a, b);
+}
+
+/* Byte i mod 16 of `table` for every byte i of x, which is below 128. */
+SIMD_FN vi vi_lookup_u8(__m128i table, vi x)
+{
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
+}
+
 /* Whether a word of a is below that of b, signed. */
 SIMD_FN int vi_any_lt16(vi a, vi b)
 {
     const __m256i lt = _mm256_cmpgt_epi16(b, a);
     return !_mm256_testz_si256(lt, lt);
+}
+
+/* The smallest word; none is negative. */
+SIMD_FN int32_t vi_min_word(vi x)
+{
+    return min_of_8_words(_mm_min_epi16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
+
+/* Words of 0..127 of a, then of b, as bytes with the signs of the words of sa, then of sb; `stream`: past
+ * the caches, p aligned to the vector. */
+SIMD_FN void vi_store2_signed_u8(void *p, vi a, vi b, vi sa, vi sb, const int stream)
+{
+    const __m256i sign = _mm256_and_si256(_mm256_packs_epi16(sa, sb), _mm256_set1_epi8((char)0x80));
+    const __m256i x = _mm256_or_si256(_mm256_packus_epi16(a, b), sign);
+    const __m256i y = _mm256_permute4x64_epi64(x, 0xd8);
+    if (stream) {
+        _mm256_stream_si256(p, y);
+    } else {
+        _mm256_storeu_si256(p, y);
+    }
 }
 
 /* 2 * SIMD_LANES bytes, sign-extended to words. */
@@ -365,11 +415,55 @@ SIMD_FN vi vi_srl16(vi a, int n)
     return vi_pair(_mm256_srli_epi16(a.lo, n), _mm256_srli_epi16(a.hi, n));
 }
 
+SIMD_FN vi vi_andnot(vi a, vi b)
+{
+    return vi_pair(_mm256_andnot_si256(a.lo, b.lo), _mm256_andnot_si256(a.hi, b.hi));
+}
+
+SIMD_FN vi vi_sub16_to_0(vi a, vi b)
+{
+    return vi_pair(_mm256_subs_epu16(a.lo, b.lo), _mm256_subs_epu16(a.hi, b.hi));
+}
+
+SIMD_FN vi vi_mul16(vi a, vi b)
+{
+    return vi_pair(_mm256_mullo_epi16(a.lo, b.lo), _mm256_mullo_epi16(a.hi, b.hi));
+}
+
+SIMD_FN vi vi_lookup_u8(__m128i table, vi x)
+{
+    const __m256i t = _mm256_broadcastsi128_si256(table);
+    return vi_pair(_mm256_shuffle_epi8(t, x.lo), _mm256_shuffle_epi8(t, x.hi));
+}
+
 SIMD_FN int vi_any_lt16(vi a, vi b)
 {
     const __m256i lt =
         _mm256_or_si256(_mm256_cmpgt_epi16(b.lo, a.lo), _mm256_cmpgt_epi16(b.hi, a.hi));
     return !_mm256_testz_si256(lt, lt);
+}
+
+SIMD_FN int32_t vi_min_word(vi x)
+{
+    const __m256i m = _mm256_min_epi16(x.lo, x.hi);
+    return min_of_8_words(_mm_min_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1)));
+}
+
+SIMD_FN void vi_store2_signed_u8(void *p, vi a, vi b, vi sa, vi sb, const int stream)
+{
+    (void)stream;
+    uint8_t *out = p;
+    const vi v[2] = {a, b};
+    const vi s[2] = {sa, sb};
+    for (int j = 0; j < 2; j++) {
+        uint16_t x[32];
+        uint16_t sign[32];
+        vi_storeu(x, v[j]);
+        vi_storeu(sign, s[j]);
+        for (int i = 0; i < 32; i++) {
+            out[j * 32 + i] = (uint8_t)(x[i] | (sign[i] >> 8 & 0x80));
+        }
+    }
 }
 
 SIMD_FN vi vi_loadu_i8(const void *p)
@@ -532,9 +626,48 @@ SIMD_FN vi vi_srl16(vi a, int n)
     return _mm512_srli_epi16(a, n);
 }
 
+SIMD_FN vi vi_andnot(vi a, vi b)
+{
+    return _mm512_andnot_si512(a, b);
+}
+
+SIMD_FN vi vi_sub16_to_0(vi a, vi b)
+{
+    return _mm512_subs_epu16(a, b);
+}
+
+SIMD_FN vi vi_mul16(vi a, vi b)
+{
+    return _mm512_mullo_epi16(a, b);
+}
+
+SIMD_FN vi vi_lookup_u8(__m128i table, vi x)
+{
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
+}
+
 SIMD_FN int vi_any_lt16(vi a, vi b)
 {
     return _cvtmask32_u32(_mm512_cmplt_epi16_mask(a, b)) != 0;
+}
+
+SIMD_FN int32_t vi_min_word(vi x)
+{
+    const __m256i m = _mm256_min_epi16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    return min_of_8_words(_mm_min_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1)));
+}
+
+SIMD_FN void vi_store2_signed_u8(void *p, vi a, vi b, vi sa, vi sb, const int stream)
+{
+    /* 0xd8: a bit of the second where the third has one, else of the first */
+    const __m512i x = _mm512_ternarylogic_epi32(_mm512_packus_epi16(a, b), _mm512_packs_epi16(sa, sb),
+                                                _mm512_set1_epi8((char)0x80), 0xd8);
+    const __m512i y = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), x);
+    if (stream) {
+        _mm512_stream_si512(p, y);
+    } else {
+        _mm512_storeu_si512(p, y);
+    }
 }
 
 SIMD_FN vi vi_loadu_i8(const void *p)
