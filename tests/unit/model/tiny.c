@@ -21,7 +21,7 @@ typedef struct owned {
 typedef struct maker {
     const tiny_spec *spec;
     owned *all;
-    rng r;
+    uint64_t state;
     int32_t n_mat;
 } maker;
 
@@ -34,13 +34,14 @@ static void *own(maker *m, size_t bytes)
     return o->data;
 }
 
+/* The sum of four uniforms of 16 bits: standard deviation 1. */
 static float normal(maker *m)
 {
-    float sum = 0.0f;
-    for (int i = 0; i < 6; i++) {
-        sum += (float)rng_next_uniform(&m->r) - 0.5f;
-    }
-    return sum * 1.41421356f;
+    m->state = m->state * 6364136223846793005u + 1442695040888963407u;
+    const uint64_t x = (m->state ^ m->state >> 29) * 0xBF58476D1CE4E5B9u;
+    const int32_t sum = (int32_t)(x & 0xFFFF) + (int32_t)(x >> 16 & 0xFFFF) + (int32_t)(x >> 32 & 0xFFFF) +
+                        (int32_t)(x >> 48);
+    return (float)(sum - 131070) * 2.6428e-5f;
 }
 
 static const float *vector(maker *m, int32_t n, float around, float spread)
@@ -63,7 +64,7 @@ static gemm_mat matrix(maker *m, int32_t type, int32_t n_out, int32_t n_in, floa
         const int64_t n_scale = w.scale_stride * ((n_out + GEMM_BLOCK - 1) / GEMM_BLOCK);
         float *scale = own(m, (size_t)n_scale * sizeof *scale);
         for (int64_t i = 0; i < n_scale; i++) {
-            scale[i] = std / 100.0f * (1.0f + (float)rng_next_uniform(&m->r));
+            scale[i] = std / 100.0f * (1.5f + 0.25f * normal(m));
         }
         for (int64_t i = 0; i < n; i++) {
             x[i] = e4m3_from_f32(70.0f * normal(m));
@@ -249,7 +250,7 @@ static void geometry(hp *h, tiny_kind kind)
 
 wt *tiny_new(const tiny_spec *spec)
 {
-    maker m = {.spec = spec, .all = NULL, .r = rng_init(spec->seed, (uint64_t)spec->kind), .n_mat = 0};
+    maker m = {.spec = spec, .state = spec->seed * 1000003u + (uint64_t)spec->kind};
     wt *w = calloc(1, sizeof *w);
     assert_non_null(w);
     hp *h = &w->h;
