@@ -7,6 +7,8 @@
 #include "naive.h"
 #include "tiny.h"
 
+#include "base/mem.h"
+
 enum { N_TOK = 56 };
 
 /* Largest difference of a result's rows to the naive ones, how many rows differ by more than 0.25 anywhere,
@@ -175,6 +177,7 @@ static void latent_eps(void **state)
 
 int main(void)
 {
+    mem_poison(true);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f32_to_rounding),
         cmocka_unit_test(rounded_weights),

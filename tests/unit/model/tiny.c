@@ -6,6 +6,7 @@
 
 #include "tiny.h"
 
+#include "base/err.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "comm/comm.h"
@@ -302,7 +303,9 @@ typedef struct rank_run {
     fwd *f;
     int32_t width;   /* entries of a table */
     int32_t *table;  /* [n_seq, width] */
+    int32_t *other;  /* the same pages, dealt otherwise */
     int64_t n_page;
+    int32_t n_step, n_draft;
     float *rows;     /* [rows of a step, vocab] */
     float *g;        /* [rows, hidden] */
     float *h;        /* [rows, hidden] */
@@ -317,7 +320,7 @@ tiny_run tiny_default(void)
                       .interleave = 1,
                       .threads = 1,
                       .n_seq = 3,
-                      .len = {150, 37, 5},
+                      .len = {130, 37, 5},
                       .cut = TINY_MAX_LEN};
 }
 
@@ -406,6 +409,11 @@ static void collect_ids(rank_run *x, const piece *p)
     }
 }
 
+static kvs_status wrong(const char *what, kvs_error *err)
+{
+    return what != NULL ? err_set(err, KVS_INTERNAL, "%s", what) : KVS_OK;
+}
+
 /* TINY_CHAIN passes of one row each, from every sequence's last row on. */
 static kvs_status chain(rank_run *x, const piece *p, kvs_error *err)
 {
@@ -477,6 +485,9 @@ static kvs_status draft(rank_run *x, const piece *p, kvs_error *err)
         piece c;
         piece_make(x, &c, first, n);
         tokens_of(&c, 1, token, all);
+        if (x->r->moved && x->n_draft++ % 2 == 1) {
+            c.b.table = x->other;
+        }
         const kvs_status st = fwd_draft(x->f, 0, &c.b, token, hidden, 0, all, c.n_row, x->rows, x->g, err);
         if (st < 0) {
             return st;
@@ -498,7 +509,17 @@ static kvs_status one_step(rank_run *x, const int64_t *first, const int32_t *n, 
     piece p;
     piece_make(x, &p, first, n);
     tokens_of(&p, 0, token, all);
+    if (x->r->between != NULL) {
+        TRY(wrong(x->r->between(x->f, &p.b), err));
+    }
+    const int guarded = x->r->guard && x->n_step++ > 0;
+    if (guarded) {
+        mem_guard_begin();
+    }
     kvs_status st = fwd_step(x->f, &p.b, token, all, p.n_row, x->rows, err);
+    if (guarded && mem_guard_end() > 0) {
+        return wrong("a step allocated", err);
+    }
     if (st < 0) {
         return st;
     }
@@ -543,11 +564,10 @@ static void deal_pages(rank_run *x)
     const int64_t n = (int64_t)x->r->n_seq * x->width;
     x->n_page = n + 3;
     x->table = malloc((size_t)n * sizeof *x->table);
+    x->other = malloc((size_t)n * sizeof *x->other);
     for (int64_t i = 0; i < n; i++) {
-        x->table[i] = (int32_t)(x->r->pages == 0 ? i : x->r->pages == 1 ? n - 1 - i : 2 + (i * 7) % n);
-    }
-    if (x->r->pages == 2 && n % 7 == 0) {
-        fail_msg("%d pages cannot be dealt seven apart", (int)n);
+        x->other[i] = (int32_t)(n - 1 - i);
+        x->table[i] = (int32_t)(x->r->pages == 0 ? i : n + 2 - i);
     }
 }
 
@@ -579,14 +599,14 @@ static void *rank_main(void *arg)
     if (x->res.status < 0) {
         return NULL;
     }
-    if (r->after_open != NULL) {
-        r->after_open(x->f, comm_rank(x->comm));
-    }
     x->rows = malloc((size_t)MAX_STEP * TINY_VOCAB * sizeof *x->rows);
     x->g = malloc((size_t)MAX_STEP * TINY_HIDDEN * sizeof *x->g);
     x->h = malloc((size_t)TINY_MAX_SEQ * TINY_HIDDEN * sizeof *x->h);
     x->res.status = all_steps(x, &x->res.error);
     fwd_get_info(x->f, &x->res.info);
+    if (x->res.status >= 0 && r->at_end != NULL) {
+        x->res.status = wrong(r->at_end(x->f), &x->res.error);
+    }
     return NULL;
 }
 
@@ -595,6 +615,7 @@ static void rank_end(rank_run *x)
     fwd_close(x->f);
     comm_close(x->comm);
     free(x->table);
+    free(x->other);
     free(x->rows);
     free(x->g);
     free(x->h);

@@ -14,8 +14,8 @@ enum {
     TINY_VOCAB = 83,
     TINY_HIDDEN = 160,
     TINY_TOPK = 16,
-    TINY_MAX_SEQ = 6,
-    TINY_MAX_LEN = 320,
+    TINY_MAX_SEQ = 3,
+    TINY_MAX_LEN = 192,
     TINY_CHAIN = 3 /* draft passes after the first */
 };
 
@@ -50,11 +50,15 @@ typedef struct tiny_run {
     int32_t apart;     /* 1: one sequence after the other; 0: all in each step                         */
     int32_t draft;     /* 1: draft layer 0 follows every step over the same rows                       */
     int32_t chain;     /* 1: then TINY_CHAIN reuse passes from each sequence's last row                */
-    int32_t pages;     /* how page ids are dealt                                                       */
+    int32_t pages;     /* 0: page ids ascend; 1: they descend from the pool's last                     */
     const char *cpu;
-    /* called on every rank after opening, with its handle: a test breaks something there              */
-    void (*after_open)(fwd *f, int32_t rank);
     int32_t draft_cut; /* rows of a draft pass, 0: those of the step                                   */
+    int32_t moved;     /* 1: every other draft pass uses other pages than the one before               */
+    int32_t guard;     /* 1: steps after the first may not allocate                                    */
+    /* Called on every rank with its handle: before each step with the batch that comes, and at the end.
+     * What is not NULL ends the run with that text. */
+    const char *(*between)(fwd *f, const kvs_batch *coming);
+    const char *(*at_end)(fwd *f);
 } tiny_run;
 
 typedef struct tiny_result {
