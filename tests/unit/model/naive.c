@@ -53,11 +53,12 @@ static void times(const gemm_mat *w, int64_t first, int64_t n, const double *x, 
 {
     const float *plain = w->type == GEMM_F32 ? w->data : NULL;
     for (int64_t o = 0; o < n; o++) {
-        double sum = 0.0;
+        double sum[4] = {0.0};
         for (int64_t i = 0; i < w->n_in; i++) {
-            sum += (plain != NULL ? (double)plain[(first + o) * w->stride + i] : at(w, first + o, i)) * x[i];
+            const double v = plain != NULL ? (double)plain[(first + o) * w->stride + i] : at(w, first + o, i);
+            sum[i & 3] += v * x[i];
         }
-        y[o] = sum;
+        y[o] = sum[0] + sum[1] + sum[2] + sum[3];
     }
 }
 
