@@ -5,16 +5,15 @@
 static float weight(const gemm_mat *w, const void *data, int64_t o, int64_t i)
 {
     const int64_t at = o * w->stride + i;
-    switch (w->type) {
-    case GEMM_F32:
+    if (w->type == GEMM_F32) {
         return ((const float *)data)[at];
-    case GEMM_BF16:
-        return bf16_to_f32(((const bf16 *)data)[at]);
-    default:
-        return e4m3_dequant(
-            ((const uint8_t *)data)[at],
-            w->scale[(w->row0 + o) / GEMM_BLOCK * w->scale_stride + (w->col0 + i) / GEMM_BLOCK]);
     }
+    if (w->type == GEMM_BF16) {
+        return bf16_to_f32(((const bf16 *)data)[at]);
+    }
+    const int64_t row = (w->row0 + o) / GEMM_BLOCK;
+    const int64_t col = (w->col0 + i) / GEMM_BLOCK;
+    return e4m3_dequant(((const uint8_t *)data)[at], w->scale[row * w->scale_stride + col]);
 }
 
 static void gemm_ref(const gemm_args *a, dev_queue *q)
