@@ -181,6 +181,15 @@ static void panel_fill(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
+/* Whether the codes of a tile can be multiplied as they are stored. */
+static int codes_fit(const gemm_job *j, gemm_span s)
+{
+    const gemm_mat *w = &j->a->w;
+    const int64_t o = (int64_t)w->row0 + s.out;
+    return w->type == GEMM_FP8 && j->a->n_row <= j->isa->codes_row && w->col0 % GEMM_BLOCK == 0 &&
+           s.n % (GEMM_BLOCK / 2) == 0 && o / GEMM_BLOCK == (o + s.n_out - 1) / GEMM_BLOCK;
+}
+
 /* Rows [row, row + n_row) times one tile of outputs. t->x is set. */
 static void run_tile(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_tile *t, int32_t row,
                      gemm_span s)
@@ -193,7 +202,8 @@ static void run_tile(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_t
     t->n_out = s.n_out;
     t->first = s.k0 == 0;
     t->streams = !j->in_panel && row == p->row;
-    if (j->in_panel) {
+    const int by_codes = codes_fit(j, s);
+    if (j->in_panel && !by_codes) {
         uint8_t *slot = k->at + k->w + (many ? s.out - p->out : 0) * k->stride;
         if (row == p->row) {
             panel_fill(j, k, p, s, slot);
@@ -208,7 +218,11 @@ static void run_tile(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_t
         t->w[i] = w + min32(i, s.n_out - 1) * stride;
     }
     t->y = p->y + row * a->y_stride + s.out;
-    if (a->w.type == GEMM_F32 || j->widened) {
+    if (by_codes) {
+        tables_for(j, k, ((int64_t)a->w.row0 + s.out) / GEMM_BLOCK);
+        j->isa->dot_codes(t, k->at + k->tables +
+                                 (size_t)(s.k0 / GEMM_BLOCK) * j->isa->codes->table_bytes);
+    } else if (a->w.type == GEMM_F32 || j->widened) {
         j->isa->dot_f32(t);
     } else {
         j->isa->dot_bf16(t);

@@ -8,14 +8,15 @@
 #include "kern/x86/gemm_codes.h"
 #include "kern/x86/gemm_loops.h"
 
-#define ISA_WITH(how)                                                                              \
+#define ISA_WITH(how, rows, dot)                                                                   \
     {                                                                                              \
         .n_out = NR, .block_f32 = 1024, .block_bf16 = 2048, .panel_out = 64, .panel_row = 96,      \
-        .dot_f32 = dot_f32, .dot_bf16 = dot_bf16, .codes = how,                                    \
+        .dot_f32 = dot_f32, .dot_bf16 = dot_bf16, .codes = how, .codes_row = rows,                 \
+        .dot_codes = dot,                                                                          \
     }
 
-static const gemm_isa g_isa = ISA_WITH(&g_codes);
-static const gemm_isa g_isa_vbmi = ISA_WITH(&gemm_codes_vbmi);
+static const gemm_isa g_isa = ISA_WITH(&g_codes, 0, NULL);
+static const gemm_isa g_isa_vbmi = ISA_WITH(&gemm_codes_vbmi, 2, gemm_dot_codes_vbmi);
 
 static void gemm_simd(const gemm_args *a, dev_queue *q)
 {

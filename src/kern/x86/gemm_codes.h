@@ -11,9 +11,13 @@
 #include "kern/x86/gemm_x86.h"
 
 #ifdef SIMD_EMULATE
-#define gemm_codes_vbmi gemm_codes_vbmi_emulate
+#define gemm_codes_vbmi     gemm_codes_vbmi_emulate
+#define gemm_dot_codes_vbmi gemm_dot_codes_vbmi_emulate
 #endif
 
 extern const gemm_codes gemm_codes_vbmi;
+
+/* dot_codes of a gemm_isa for one or two rows: values go from the lookup to the product in registers. */
+void gemm_dot_codes_vbmi(const gemm_tile *t, const uint8_t *table);
 
 #endif

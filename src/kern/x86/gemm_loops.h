@@ -89,24 +89,6 @@ SIMD_FN void tile_tail(vf *acc, const uint8_t *const *x, const uint8_t *const *w
     tile_step(acc, xe, we, 0, m, form);
 }
 
-/* y[0 .. n) = s, or + s; NaN as the quiet one. */
-SIMD_FN void put4(float *y, __m128 s, int32_t n, int first)
-{
-    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    float *at = n >= 4 ? y : part;
-    if (n < 4) {
-        memcpy(part, y, (size_t)n * sizeof *y);
-    }
-    if (!first) {
-        s = _mm_add_ps(_mm_loadu_ps(at), s);
-    }
-    s = _mm_blendv_ps(s, _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000)), _mm_cmpunord_ps(s, s));
-    _mm_storeu_ps(at, s);
-    if (n < 4) {
-        memcpy(y, part, (size_t)n * sizeof *y);
-    }
-}
-
 /* m rows of x from row r on; m, form and streams are constants of the caller. */
 SIMD_FN void tile_rows(const gemm_tile *t, int32_t r, const int m, const int form,
                        const int streams)

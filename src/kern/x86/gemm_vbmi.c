@@ -5,7 +5,7 @@
 #include "kern/x86/gemm_vec.h"
 #include "num/fmt.h"
 
-enum { N_MAG = 128, STEP = 64 };
+enum { N_MAG = 128, STEP = 64, NR = GEMM_TILE_OUT };
 
 typedef struct byte_table {
     uint8_t lo[N_MAG], hi[N_MAG];
@@ -42,20 +42,38 @@ typedef struct byte_lookup {
     vi lo[2], hi[2];
 } byte_lookup;
 
-SIMD_FN void codes_to_bf16(const uint8_t *code, const byte_lookup *t, uint16_t *to)
+SIMD_FN byte_lookup lookup_of(const byte_table *t)
+{
+    const byte_lookup k = {{vi_loadu(t->lo), vi_loadu(t->lo + STEP)},
+                           {vi_loadu(t->hi), vi_loadu(t->hi + STEP)}};
+    return k;
+}
+
+/* STEP codes in memory -> two vectors of bf16, in order. */
+typedef struct bf16_pair {
+    vi a, b;
+} bf16_pair;
+
+SIMD_FN bf16_pair codes_to_bf16(const uint8_t *code, const byte_lookup *t)
 {
     const vi x = vb_before_zip(vi_loadu(code));
     const vi lo = vb_lookup128(t->lo[0], t->lo[1], x);
     const vi hi = vi_xor(vb_lookup128(t->hi[0], t->hi[1], x), vi_and(x, vb_set1(0x80)));
-    vi_storeu(to, vb_zip_lo(lo, hi));
-    vi_storeu(to + STEP / 2, vb_zip_hi(lo, hi));
+    const bf16_pair p = {vb_zip_lo(lo, hi), vb_zip_hi(lo, hi)};
+    return p;
+}
+
+SIMD_FN void codes_store(const uint8_t *code, const byte_lookup *t, uint16_t *to)
+{
+    const bf16_pair p = codes_to_bf16(code, t);
+    vi_storeu(to, p.a);
+    vi_storeu(to + STEP / 2, p.b);
 }
 
 static void dequant(const gemm_strip *s)
 {
     const byte_table *t = (const byte_table *)(const void *)s->table;
-    const byte_lookup k = {{vi_loadu(t->lo), vi_loadu(t->lo + STEP)},
-                           {vi_loadu(t->hi), vi_loadu(t->hi + STEP)}};
+    const byte_lookup k = lookup_of(t);
     const int32_t whole = s->n / STEP * STEP;
     for (int32_t r = 0; r < s->n_row; r++) {
         const uint8_t *code = s->code + r * s->stride;
@@ -64,16 +82,62 @@ static void dequant(const gemm_strip *s)
             SIMD_UNROLL
             for (int32_t i = 0; i < GEMM_BLOCK; i += STEP) {
                 _mm_prefetch((const char *)(code + i + s->ahead), _MM_HINT_T0);
-                codes_to_bf16(code + i, &k, to + i);
+                codes_store(code + i, &k, to + i);
             }
             continue;
         }
         for (int32_t i = 0; i < whole; i += STEP) {
-            codes_to_bf16(code + i, &k, to + i);
+            codes_store(code + i, &k, to + i);
         }
         for (int32_t i = whole; i < s->n; i++) {
             to[i] = bf16_from_f32(e4m3_to_f32(code[i]) * t->scale).bits;
         }
+    }
+}
+
+/* m rows of x; m is a constant of the caller. */
+SIMD_FN void dot_rows(const gemm_tile *t, const uint8_t *table, const int m)
+{
+    vf acc[2 * NR];
+    SIMD_UNROLL
+    for (int i = 0; i < m * NR; i++) {
+        acc[i] = vf_zero();
+    }
+    for (int64_t at = 0; at < t->n; at += STEP) {
+        const byte_table *of = (const byte_table *)(const void *)table + at / N_MAG;
+        const byte_lookup k = lookup_of(of);
+        const int64_t to = at + (at < t->turn ? GEMM_AHEAD : t->jump);
+        SIMD_UNROLL
+        for (int j = 0; j < NR; j++) {
+            _mm_prefetch((const char *)(t->w[j] + to), _MM_HINT_T0);
+            const bf16_pair w = codes_to_bf16(t->w[j] + at, &k);
+            SIMD_UNROLL
+            for (int i = 0; i < m; i++) {
+                const uint8_t *x = t->x + i * t->x_stride + 2 * at;
+                acc[i * NR + j] = vf_dot_bf16(acc[i * NR + j], w.a, vi_loadu(x));
+                acc[i * NR + j] = vf_dot_bf16(acc[i * NR + j], w.b, vi_loadu(x + STEP));
+            }
+        }
+    }
+    SIMD_UNROLL
+    for (int i = 0; i < m; i++) {
+        float *y = t->y + i * t->y_stride;
+        SIMD_UNROLL
+        for (int j = 0; j < NR; j += 4) {
+            const vf *s = acc + i * NR + j;
+            if (j < t->n_out) {
+                put4(y + j, vf_sum4(s[0], s[1], s[2], s[3]), t->n_out - j, t->first);
+            }
+        }
+    }
+}
+
+void gemm_dot_codes_vbmi(const gemm_tile *t, const uint8_t *table)
+{
+    if (t->n_row == 1) {
+        dot_rows(t, table, 1);
+    } else {
+        dot_rows(t, table, 2);
     }
 }
 

@@ -316,4 +316,22 @@ SIMD_FN vi vb_lookup128(vi t0, vi t1, vi x)
 
 #endif
 
+/* y[0 .. n) = s, or + s; NaN as the quiet one. */
+SIMD_FN void put4(float *y, __m128 s, int32_t n, int first)
+{
+    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float *at = n >= 4 ? y : part;
+    if (n < 4) {
+        memcpy(part, y, (size_t)n * sizeof *y);
+    }
+    if (!first) {
+        s = _mm_add_ps(_mm_loadu_ps(at), s);
+    }
+    s = _mm_blendv_ps(s, _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000)), _mm_cmpunord_ps(s, s));
+    _mm_storeu_ps(at, s);
+    if (n < 4) {
+        memcpy(y, part, (size_t)n * sizeof *y);
+    }
+}
+
 #endif

@@ -73,6 +73,10 @@ typedef struct gemm_isa {
     /* n bf16 -> f32 as the products take them, padded with zeros to a whole number of vectors. */
     void (*widen)(const uint8_t *from, int32_t n, float *to);
     const gemm_codes *codes;
+    /* Up to codes_row rows of x times codes as they are stored, t->n a multiple of 64 that begins with a
+     * scale's first column; table: the first of consecutive ones. codes_row 0: there is no such form. */
+    int32_t codes_row;
+    void (*dot_codes)(const gemm_tile *t, const uint8_t *table);
 } gemm_isa;
 
 void gemm_run(const gemm_isa *isa, const gemm_args *a, dev_queue *q);

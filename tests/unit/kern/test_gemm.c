@@ -199,7 +199,7 @@ static float weight_of(const product *p, int64_t o, int64_t i)
         return bf16_to_f32(((const bf16 *)(const void *)p->w)[at]);
     }
     return bf16_round(e4m3_to_f32(p->w[at]) *
-                      p->scale[(o + 77) / BLOCK * w->scale_stride + (i + 33) / BLOCK]);
+                      p->scale[(w->row0 + o) / BLOCK * w->scale_stride + (w->col0 + i) / BLOCK]);
 }
 
 static void sums_match_double(void **state)
@@ -257,7 +257,8 @@ static void company_does_not_matter(void **state)
             const int32_t size_x = type == GEMM_F32 ? 4 : 2;
             const int32_t n_row = i < 3 ? 150 : i < 6 ? 8 : 1;
             const int32_t n_out = i < 3 ? 30 : 150;
-            product p = product_make(type, n_row, n_out, 2200, (uint64_t)i);
+            product p = product_make(type, n_row, n_out, 2240, (uint64_t)i);
+            p.a.w.col0 = i % 2 == 0 ? 0 : 33; /* codes in registers, or by way of a panel */
             call(&t, &p.a, &q);
             for (int32_t k = 0; k < 40; k++) {
                 const int32_t row = k * 37 % n_row;
@@ -266,8 +267,8 @@ static void company_does_not_matter(void **state)
                 float y[4] = {0.0f};
                 gemm_args one = p.a;
                 one.n_row = group;
-                one.x = p.x + (int64_t)row * 2200 * size_x;
-                one.w.data = p.w + (int64_t)out * 2200 * size;
+                one.x = p.x + (int64_t)row * 2240 * size_x;
+                one.w.data = p.w + (int64_t)out * 2240 * size;
                 one.w.row0 += out;
                 one.w.n_out = 1;
                 one.y = y;
@@ -298,8 +299,11 @@ static void both_ways_of_codes_give_the_same_bits(void **state)
     gemm_apply_emulate_bf16(&way[0]);
     gemm_apply_emulate_vbmi(&way[1]);
     for (int32_t i = 0; i < 40; i++) {
-        product p =
-            product_make(GEMM_FP8, i % 4 == 0 ? 110 : 1 + i % 5, 20, 300 + i, 90 + (uint64_t)i);
+        const int32_t n_in = i % 2 != 0 ? 300 + i : 64 * (1 + i);
+        const int32_t n_row = i % 8 == 7 ? 110 : 1 + i / 2 % 4;
+        product p = product_make(GEMM_FP8, n_row, 20, n_in, 90 + (uint64_t)i);
+        p.a.w.col0 = i % 2 != 0 ? 33 : 128;
+        p.a.w.row0 = 77 + i; /* some tiles lie under two rows of scales */
         rng r = rng_init((uint64_t)i, 4);
         for (int32_t k = 0; k < 6; k++) {
             p.scale[k] = f32_from_bits((uint32_t)rng_next(&r));
