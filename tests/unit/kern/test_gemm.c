@@ -77,8 +77,8 @@ static void every_code_under_every_scale(void **state)
     for (int32_t v = 0; (name = table_nth(&t, KERN_OP_gemm, v)) != NULL; v++) {
         rng r = rng_init(5, 1);
         for (int32_t i = 0; i < 60; i++) {
-            /* all exponents at which no product overflows, then random ones, both signs */
-            const int32_t e = i < 40 ? 6 * i : (int32_t)rng_next_below(&r, 240);
+            /* the smallest exponents, the largest at which no product overflows, random ones */
+            const int32_t e = i < 26 ? i : i < 40 ? 206 + i : (int32_t)rng_next_below(&r, 240);
             const uint32_t m = i % 3 == 0 ? 0 : (uint32_t)rng_next(&r) & 0x807FFFFFu;
             const float scale[2] = {f32_from_bits((uint32_t)e << 23 | m),
                                     f32_from_bits((uint32_t)(e / 2 + 60) << 23 | (m ^ 0x5A5A5u))};
@@ -205,8 +205,9 @@ static float weight_of(const product *p, int64_t o, int64_t i)
 static void sums_match_double(void **state)
 {
     (void)state;
-    static const int32_t shapes[][3] = {{1, 9, 33},   {1, 300, 700}, {8, 13, 2100}, {3, 1, 1},
-                                        {70, 30, 65}, {5, 100, 130}, {131, 7, 1030}};
+    static const int32_t shapes[][3] = {{1, 9, 33},     {1, 300, 700}, {8, 13, 2100},
+                                        {3, 1, 1},      {70, 30, 65},  {5, 100, 130},
+                                        {131, 7, 1030}, {1300, 10, 70}};
     kern_table t;
     const char *name = NULL;
     for (int32_t v = 0; (name = table_nth(&t, KERN_OP_gemm, v)) != NULL; v++) {
