@@ -225,6 +225,23 @@ void file_map_close(file_map *m)
     *m = (file_map){0};
 }
 
+void file_map_scattered(const file_map *m, bool on)
+{
+    if (m->data != NULL) {
+        (void)madvise((void *)(uintptr_t)m->data, m->n, on ? MADV_RANDOM : MADV_NORMAL);
+    }
+}
+
+void file_map_want(const file_map *m, size_t off, size_t n)
+{
+    if (m->data == NULL || n == 0 || off >= m->n) {
+        return;
+    }
+    const size_t begin = off & ~(mem_page_size() - 1);
+    const size_t end = n < m->n - off ? off + n : m->n;
+    (void)madvise((void *)(uintptr_t)(m->data + begin), end - begin, MADV_WILLNEED);
+}
+
 kvs_status file_map_sparse(void **p, const char *dir, size_t bytes, kvs_error *err)
 {
     *p = NULL;

@@ -6,6 +6,7 @@
 #ifndef BASE_FILE_H
 #define BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -39,6 +40,12 @@ typedef struct file_map {
 
 kvs_status file_map_open(file_map *m, const char *path, kvs_error *err);
 void file_map_close(file_map *m);
+
+/* Hints, which change no content and cannot fail. Scattered: a touched page is read alone, where the system would
+ * otherwise read far ahead of it; until it is switched off. Want: bytes [off, off + n) will be needed soon, begin to
+ * read them. */
+void file_map_scattered(const file_map *m, bool on);
+void file_map_want(const file_map *m, size_t off, size_t n);
 
 /* `bytes` of zeros backed by a sparse file without a name, in folder dir, or in memory when dir is
  * NULL: only what is written takes space. Writable; shared with children of a fork. */

@@ -64,6 +64,10 @@ static kvs_status bind_attention(wt_binder *b, int32_t i, wt_layer *l)
     const hp *h = &b->w->h;
     const int64_t q_rows = (int64_t)h->n_head * (h->nope + h->rope);
     const int64_t kv_rows = (int64_t)h->n_head * (h->nope + h->v_dim);
+    const safet_tensor *kv_b = wt_look(b, i, "self_attn.kv_b_proj.weight");
+    if (kv_b != NULL) {
+        safet_want(b->s, kv_b); /* all of it is read, for the absorbed form */
+    }
     TRY(bind_norm(b, i, "input_layernorm.weight", h->hidden, &l->attn_norm));
     TRY(bind_norm(b, i, "post_attention_layernorm.weight", h->hidden, &l->ffn_norm));
     if (h->q_lora == 0) {
@@ -320,6 +324,19 @@ static void hash_files(wt *w)
     w->hash[1] = x.hi;
 }
 
+/* What opening reads of a large model is tens of thousands of small tensors between large ones: asked for all at once,
+ * and without what lies around them. */
+static void want_small(const safet *s)
+{
+    enum { SMALL = 256 << 10 };
+    safet_scattered(s, true);
+    for (int64_t i = 0; i < safet_count(s); i++) {
+        if (safet_at(s, i)->bytes <= SMALL) {
+            safet_want(s, safet_at(s, i));
+        }
+    }
+}
+
 static kvs_status bind_model(wt_binder *b, bool with_mtp)
 {
     wt *w = b->w;
@@ -363,7 +380,9 @@ static kvs_status open_files(wt *w, const char *dir, bool with_mtp, kvs_error *e
         goto out;
     }
     hash_files(w);
+    want_small(b->s);
     st = bind_model(b, with_mtp);
+    safet_scattered(b->s, false);
 out:
     if (b != NULL) {
         mem_free(b->used);

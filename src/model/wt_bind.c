@@ -247,15 +247,30 @@ kvs_status wt_bind_fused(wt_binder *b, int32_t layer, const char *suffix, int64_
 
 /* ---- absorbed matrices ----------------------------------------------------------------------- */
 
-/* Rows [r0, r0 + n) of an fp8 matrix as bf16 [n, n_in]: what a product multiplies. */
+/* What the codes are worth in a block. */
+static void block_values(const wt_binder *b, float scale, bf16 value[256])
+{
+    for (int c = 0; c < 256; c++) {
+        value[c] = bf16_from_f32(b->e4m3[c] * scale);
+    }
+}
+
+/* Rows [r0, r0 + n) of an fp8 matrix, one not cut from another, as bf16 [n, n_in]: what a product multiplies. Scales
+ * are those of the rows' places in the whole. */
 static void dequant_rows(const wt_binder *b, const gemm_mat *m, int64_t r0, int64_t n, bf16 *out)
 {
     const uint8_t *code = m->data;
-    for (int64_t r = r0; r < r0 + n; r++) {
-        const float *scale = m->scale + (m->row0 + r) / GEMM_BLOCK * m->scale_stride;
-        for (int32_t c = 0; c < m->n_in; c++) {
-            *out++ =
-                bf16_from_f32(b->e4m3[code[r * m->stride + c]] * scale[(m->col0 + c) / GEMM_BLOCK]);
+    bf16 value[256];
+    for (int64_t c0 = 0; c0 < m->n_in; c0 += GEMM_BLOCK) {
+        const int64_t c1 = c0 + GEMM_BLOCK < m->n_in ? c0 + GEMM_BLOCK : m->n_in;
+        for (int64_t r = r0; r < r0 + n; r++) {
+            if (r == r0 || r % GEMM_BLOCK == 0) {
+                const int64_t at = r / GEMM_BLOCK * m->scale_stride + c0 / GEMM_BLOCK;
+                block_values(b, m->scale[at], value);
+            }
+            for (int64_t c = c0; c < c1; c++) {
+                out[(r - r0) * m->n_in + c] = value[code[r * m->stride + c]];
+            }
         }
     }
 }

@@ -437,3 +437,16 @@ const void *safet_header(const safet *s, int32_t i_file, size_t *n)
     *n = s->file[i_file].header;
     return s->file[i_file].data + PREFIX;
 }
+
+void safet_scattered(const safet *s, bool on)
+{
+    for (int32_t i = 0; i < s->n_file; i++) {
+        file_map_scattered(&s->file[i].map, on);
+    }
+}
+
+void safet_want(const safet *s, const safet_tensor *t)
+{
+    const safet_file *f = &s->file[t->file];
+    file_map_want(&f->map, (size_t)(t->data - f->data), (size_t)t->bytes);
+}

@@ -13,6 +13,7 @@
 #ifndef KVS_NUM_SAFET_H
 #define KVS_NUM_SAFET_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -72,6 +73,10 @@ const char *safet_file_name(const safet *s, int32_t i_file);
 /* The bytes of a file, and its JSON header. */
 int64_t safet_file_bytes(const safet *s, int32_t i_file);
 const void *safet_header(const safet *s, int32_t i_file, size_t *n);
+
+/* Hints about what is read next, which change nothing: few places far apart (until it is switched off); a tensor. */
+void safet_scattered(const safet *s, bool on);
+void safet_want(const safet *s, const safet_tensor *t);
 
 /* "BF16"; bytes of one element. */
 const char *safet_type_name(safet_type t);

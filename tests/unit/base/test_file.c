@@ -171,7 +171,16 @@ static void mapping_shows_the_file(void **state)
     assert_int_equal(file_map_open(&m, at("m"), NULL), KVS_OK);
     assert_int_equal(m.n, 5);
     assert_memory_equal(m.data, "hello", 5);
+    file_map_scattered(&m, true); /* hints change nothing, wherever they point */
+    file_map_want(&m, 3, 1);
+    file_map_want(&m, 0, SIZE_MAX);
+    file_map_want(&m, 5, 1);
+    file_map_want(&m, SIZE_MAX, SIZE_MAX);
+    file_map_scattered(&m, false);
+    assert_memory_equal(m.data, "hello", 5);
     file_map_close(&m);
+    file_map_scattered(&m, true);
+    file_map_want(&m, 0, 1);
     assert_null(m.data);
     put(at("e"), "", 0);
     assert_int_equal(file_map_open(&m, at("e"), NULL), KVS_OK);
