@@ -310,6 +310,9 @@ static void compare_value(const gemm_args *a, const gemm_want *g, coord at, floa
                           const check_variant *v, check_result *r)
 {
     const double n = (double)a->w.n_in;
+    if (v->bf16 && isinf(g->flushed) && isnan(y)) {
+        return; /* an infinity met a subnormal number that counted as 0 */
+    }
     const double flush = v->bf16 ? g->flushed + n * 0x1p-126 : 0.0;
     const double tol =
         (sqrt(n) + 2.0) * u * g->terms + half_ulp_f32(g->value) + n * 0x1p-149 + flush;
