@@ -8,6 +8,7 @@
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
+#include "shard/shard.h"
 
 enum { TIMEOUT_MS = 30000, MAX_TP = COMM_MAX_THREADS };
 
@@ -56,8 +57,8 @@ static kvs_plan_config plan_of(const kvs_engine_config *c, int32_t ranks)
     p.mem_bytes = ANY_MEMORY;
     p.util = 1.0;
     p.dcp = c->dcp;
-    p.tp = c->tp > 0 ? c->tp : ranks > 0 ? ranks : tp_of(c->dcp);
-    p.gpus = p.tp;
+    p.tp = c->tp != 0 ? c->tp : ranks > 0 ? ranks : tp_of(c->dcp);
+    p.gpus = p.tp > 0 ? p.tp : 0;
     p.ep = c->ep;
     p.interleave = c->interleave;
     p.kv = c->kv;
@@ -100,6 +101,11 @@ static int32_t workers(const kvs_engine_config *cfg, int32_t tp)
     return cfg->threads > 0 ? cfg->threads : share > 0 ? share : 1;
 }
 
+static shard_geom geom_of(const kvs_plan *p)
+{
+    return (shard_geom){.n = p->dcp, .i = p->interleave, .rank = 0};
+}
+
 kvs_status setup_make(setup *s, const kvs_engine_config *cfg, const hp *h, int32_t ranks,
                       kvs_error *err)
 {
@@ -113,13 +119,13 @@ kvs_status setup_make(setup *s, const kvs_engine_config *cfg, const hp *h, int32
                        p->ctx);
     }
     const int32_t verify = p->seqs * (1 + p->mtp);
-    const int64_t width = kvs_table_width(p->dcp, p->ctx);
+    const int64_t width = shard_table_width(geom_of(p), p->ctx);
     const int64_t n_page = width * p->seqs;
     if (n_page > PAGES_MAX) {
         return err_set(err, KVS_INVALID,
                        "%d sequences of %" PRId64 " tokens: a pool has at most %" PRId64
                        " pages of 64 tokens; use --ctx %" PRId64,
-                       p->seqs, p->ctx, PAGES_MAX, PAGES_MAX / p->seqs * kvs_span(p->dcp));
+                       p->seqs, p->ctx, PAGES_MAX, PAGES_MAX / p->seqs * shard_span(geom_of(p)));
     }
     s->lim = (rank_limits){.max_reqs = p->seqs,
                            .max_rows = p->chunk > verify ? p->chunk : verify,

@@ -85,11 +85,11 @@ kvs_status spec_draft(loop *l, seq **list, int32_t n, kvs_error *err)
     w->c.source = RANK_PEND;
     w->c.keep = share && next > 0;
     w->c.chain = next > 0;
+    int32_t g_row[KVS_MAX_SEQS]; /* of the pass before: each request's last row */
     for (int32_t i = 0; i < m; i++) {
         add_true_rows(w, list[i]);
+        g_row[i] = w->c.n_row - 1;
     }
-    int32_t g_row[KVS_MAX_SEQS]; /* of the pass before: each request's last row */
-    memcpy(g_row, w->logit_row, (size_t)m * sizeof *g_row);
     TRY(rank_send(l->r, err));
     take_drafts(l, list, m, 0);
     for (int32_t i = 0; i < m; i++) {
