@@ -51,6 +51,7 @@ static kvs_status make_memory(fwd *f, kvs_error *err)
     cc.rank = f->d->geom.rank;
     cc.kv = (kvs_kv_format)f->d->s.fmt;
     cc.index_kv = (kvs_index_format)f->d->s.index_fmt;
+    cc.k_scale = f->w->k_scale;
     TRY(cache_create(&f->cache, &cc, err));
     fwd_sizes z;
     fwd_size_space(&z, f->h, &f->cfg, &f->s, &f->d->kern);

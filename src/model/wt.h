@@ -66,7 +66,9 @@ typedef struct wt {
     wt_layer *layer;        /* [n_layer + n_mtp]                                                      */
     const float *k_scale;   /* [n_layer + n_mtp] of the cache's rows with kv = fp8 (1 where a layer has
                                none), or NULL where the files have none at all                        */
-    uint64_t hash[2];       /* XXH3-128 of h.config_hash and the files' headers, in order of their names */
+    uint64_t hash[2];       /* XXH3-128 of h.config_hash, the files' headers in order of their names,
+                               and 4 KiB from the middle of every tensor in order of their names (of
+                               experts: the first of each layer)                                      */
     int64_t n_param;        /* as counted in weights.h, of what is open                               */
     int64_t bytes_mapped, bytes_owned; /* of the files in use, and of copies and absorbed matrices    */
     struct wt_store *store;
