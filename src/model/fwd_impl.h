@@ -18,7 +18,7 @@
 enum {
     FWD_ATTEND_PAIRS = 16384,     /* (row, head) pairs whose queries exist at a time, at least one row     */
     FWD_FFN_VALUES = 1 << 22,     /* values of gate and up that exist at a time, at least one row          */
-    FWD_REDUCE_VALUES = 1 << 20,  /* values of one sum over ranks                                          */
+    FWD_REDUCE_VALUES = 1 << 20,  /* values of one sum over ranks, at most                                  */
     FWD_HALF_ROPE = KVS_ROPE_DIM / 2
 };
 
@@ -93,6 +93,7 @@ typedef struct fwd_shape {
     int32_t vocab_most;          /* the most rows of any rank                                           */
     int32_t attend_rows;         /* A                                                                   */
     int32_t ffn_rows;            /* F                                                                   */
+    int32_t reduce_values;       /* values of one sum over ranks                                        */
     int32_t n_mtp, n_index;      /* draft layers in use; index layers of the main model                 */
     float latent_eps;
 } fwd_shape;

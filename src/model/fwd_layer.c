@@ -71,8 +71,8 @@ fwd_op fwd_norm(fwd *f, int32_t n_row, int32_t dim, const float *x, int64_t x_st
 kvs_status fwd_add_sum(fwd *f, int32_t n_row, kvs_error *err)
 {
     const int64_t n = (int64_t)n_row * f->h->hidden;
-    for (int64_t at = 0; f->s.tp > 1 && at < n; at += FWD_REDUCE_VALUES) {
-        const int64_t m = n - at < FWD_REDUCE_VALUES ? n - at : FWD_REDUCE_VALUES;
+    for (int64_t at = 0; f->s.tp > 1 && at < n; at += f->s.reduce_values) {
+        const int64_t m = n - at < f->s.reduce_values ? n - at : f->s.reduce_values;
         TRY(comm_all_reduce(f->world, f->b.sum + at, (size_t)m, err));
     }
     fwd_add(f, n, f->b.x, f->b.sum);

@@ -101,6 +101,7 @@ kvs_status fwd_shape_of(fwd_shape *s, const hp *h, const fwd_config *cfg, int32_
     widest = width_of(s->moe) > widest ? width_of(s->moe) : widest;
     widest = 2 * widest > h->hidden ? 2 * widest : h->hidden;
     s->ffn_rows = at_least_one(FWD_FFN_VALUES / widest, cfg->max_rows);
+    s->reduce_values = FWD_REDUCE_VALUES;
     s->n_mtp = h->n_mtp;
     s->n_index = h->n_index_head > 0 ? h->n_index_layer : 0;
     s->latent_eps = cfg->latent_eps > 0.0f ? cfg->latent_eps : h->eps;

@@ -7,7 +7,7 @@
 #include "comm/comm.h"
 #include "dcp/dcp.h"
 
-enum { HEADS = 4, TOPK = 8, LONG = 150, SHORT = 6, ROWS = LONG + SHORT, WIDTH = 3, N_PAGE = 8 };
+enum { HEADS = 4, TOPK = 8, N_REQ = 3, LONG = 110, MID = 40, SHORT = 6, ROWS = LONG + MID + SHORT, WIDTH = 3, N_PAGE = 10 };
 
 typedef struct world {
     kvs_comm *comm;
@@ -18,7 +18,7 @@ typedef struct world {
     float out[ROWS * HEADS * 512], again[ROWS * HEADS * 512];
 } world;
 
-static const int32_t g_table[2 * WIDTH] = {5, 2, 7, 3, 0, 1};
+static const int32_t g_table[N_REQ * WIDTH] = {5, 2, 7, 3, 0, 1, 8, 9, 4};
 
 static void fill(rng *r, float *x, int64_t n)
 {
@@ -29,11 +29,11 @@ static void fill(rng *r, float *x, int64_t n)
 
 static kvs_batch batch(const int32_t *q_len, const int64_t *seq_len)
 {
-    return (kvs_batch){.n_req = 2, .q_len = q_len, .seq_len = seq_len, .table = g_table,
+    return (kvs_batch){.n_req = N_REQ, .q_len = q_len, .seq_len = seq_len, .table = g_table,
                        .table_stride = WIDTH, .n_page = N_PAGE};
 }
 
-/* Two requests, written and selected in one step. */
+/* Three requests, written and selected in one step. */
 static world *world_new(void)
 {
     world *w = calloc(1, sizeof *w);
@@ -62,8 +62,8 @@ static world *world_new(void)
     fill(&r, w->q, ROWS * HEADS * 576);
     fill(&r, w->iq, ROWS * 2 * 128);
     fill(&r, w->iw, ROWS * 2);
-    const int32_t q_len[2] = {LONG, SHORT};
-    const int64_t seq_len[2] = {LONG, SHORT};
+    const int32_t q_len[N_REQ] = {LONG, MID, SHORT};
+    const int64_t seq_len[N_REQ] = {LONG, MID, SHORT};
     const kvs_batch b = batch(q_len, seq_len);
     assert_int_equal(dcp_plan_batch(w->d, &b, NULL), KVS_OK);
     assert_int_equal(dcp_write(w->d, w->cache, 0, w->latent, w->rope, KVS_DTYPE_F32, NULL), KVS_OK);
@@ -116,43 +116,45 @@ static void pieces_are_the_whole(void **state)
     world_end(w);
 }
 
-/* One more token of each request attends what row 140 of the first and row 4 of the second had selected. */
+/* One more token of each request attends what rows 100, 35 and 4 of theirs had selected. */
 static void kept_selections_are_the_positions_they_were(void **state)
 {
     (void)state;
     world *w = world_new();
     static int32_t ids[ROWS * TOPK];
     static int32_t count[ROWS];
-    int32_t slots[2 * TOPK];
-    int32_t lanes[2 * KVS_LANES];
-    int32_t both[2 * TOPK];
-    const int32_t row[2] = {140, LONG + 4};
+    int32_t slots[N_REQ * TOPK];
+    int32_t lanes[N_REQ * KVS_LANES];
+    int32_t named[N_REQ * TOPK];
+    const int32_t row[N_REQ] = {100, LONG + 35, LONG + MID + 4};
     assert_int_equal(dcp_selection_copy(w->d, ids, count, NULL), KVS_OK);
-    assert_int_equal(count[140], TOPK);
-    assert_int_equal(dcp_selection_keep(w->d, row, 2, slots, lanes, NULL), KVS_OK);
+    assert_int_equal(dcp_selection_keep(w->d, row, N_REQ, slots, lanes, NULL), KVS_OK);
     const int32_t far[1] = {ROWS};
     assert_int_equal(dcp_selection_keep(w->d, far, 1, slots, lanes, NULL), KVS_INVALID);
-    const int32_t q_len[2] = {1, 1};
-    const int64_t seq_len[2] = {LONG + 1, SHORT + 1};
+    const int32_t q_len[N_REQ] = {1, 1, 1};
+    const int64_t seq_len[N_REQ] = {LONG + 1, MID + 1, SHORT + 1};
     const kvs_batch b = batch(q_len, seq_len);
     assert_int_equal(dcp_plan_batch(w->d, &b, NULL), KVS_OK);
     assert_int_equal(dcp_selection_keep(w->d, row, 1, slots, lanes, NULL), KVS_INVALID);
     assert_int_equal(dcp_write(w->d, w->cache, 0, w->latent, w->rope, KVS_DTYPE_F32, NULL), KVS_OK);
-    /* the second request has 7 keys: no more than topk, so it attends them all */
-    memcpy(both, ids + 140 * TOPK, TOPK * sizeof *both);
     for (int32_t i = 0; i < TOPK; i++) {
-        both[TOPK + i] = i <= SHORT ? i : -1;
+        named[i] = ids[row[0] * TOPK + i];
+        named[TOPK + i] = ids[row[1] * TOPK + i];
+        /* the last request has 7 keys: no more than topk, so it attends them all */
+        named[2 * TOPK + i] = i <= SHORT ? i : -1;
     }
-    assert_int_equal(dcp_set_selection(w->d, both, TOPK, NULL), KVS_OK);
+    assert_int_equal(dcp_set_selection(w->d, named, TOPK, NULL), KVS_OK);
     attend(w, KVS_ATTEND_SPARSE, w->out);
     assert_int_equal(dcp_plan_batch(w->d, &b, NULL), KVS_OK);
-    assert_int_equal(dcp_selection_restore(w->d, slots, lanes, 1, NULL), KVS_INVALID);
-    assert_int_equal(dcp_selection_restore(w->d, slots, lanes, 2, NULL), KVS_OK);
+    assert_int_equal(dcp_selection_restore(w->d, slots, lanes, N_REQ - 1, NULL), KVS_INVALID);
+    assert_int_equal(dcp_selection_restore(w->d, slots, lanes, N_REQ, NULL), KVS_OK);
     attend(w, KVS_ATTEND_SPARSE, w->again);
-    assert_memory_equal(w->out, w->again, 2 * HEADS * 512 * sizeof(float));
+    assert_memory_equal(w->out, w->again, N_REQ * HEADS * 512 * sizeof(float));
     attend(w, KVS_ATTEND_DENSE, w->again);
-    assert_memory_equal(w->out + HEADS * 512, w->again + HEADS * 512, HEADS * 512 * sizeof(float));
-    assert_memory_not_equal(w->out, w->again, HEADS * 512 * sizeof(float));
+    const size_t one = HEADS * 512;
+    assert_memory_equal(w->out + 2 * one, w->again + 2 * one, one * sizeof(float));
+    assert_memory_not_equal(w->out, w->again, one * sizeof(float));
+    assert_memory_not_equal(w->out + one, w->again + one, one * sizeof(float));
     world_end(w);
 }
 

@@ -5,6 +5,7 @@
 #include "tiny.h"
 
 #include "base/mem.h"
+#include "model/fwd_impl.h"
 
 static const tiny_kind g_kinds[] = {TINY_GLM52, TINY_V32, TINY_V3, TINY_V2};
 
@@ -118,6 +119,32 @@ static void threads(void **state)
     tiny_free(w);
 }
 
+/* Small chunks of rows and of sums, where a real step would have large ones. */
+static const char *small_chunks(fwd *f, const kvs_batch *b)
+{
+    (void)b;
+    f->s.attend_rows = 7;
+    f->s.ffn_rows = 3;
+    f->s.reduce_values = 1000;
+    return NULL;
+}
+
+static void chunks_of_rows(void **state)
+{
+    (void)state;
+    const tiny_spec spec = {.kind = TINY_GLM52, .type = GEMM_FP8, .mixed = 1, .seed = 5};
+    wt *w = tiny_new(&spec);
+    tiny_run r = run_of(spec.kind);
+    r.tp = 2;
+    r.dcp = 2;
+    tiny_result whole;
+    tiny_execute(w, &r, &whole);
+    r.between = small_chunks;
+    expect_same(w, &r, &whole, "chunks");
+    tiny_result_free(&whole);
+    tiny_free(w);
+}
+
 int main(void)
 {
     mem_poison(true);
@@ -126,6 +153,7 @@ int main(void)
         cmocka_unit_test(interleave_and_formats),
         cmocka_unit_test(cuts_and_company),
         cmocka_unit_test(threads),
+        cmocka_unit_test(chunks_of_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
