@@ -1,8 +1,9 @@
-/* check/bench_gemm.c - products with a weight matrix: few rows, bound by the reading of weights, and
- * many, bound by arithmetic.
+/* check/bench_gemm.c - products with a weight matrix: few rows, bound by the reading of weights,
+ * and many, bound by arithmetic.
  *
- * A case is a shape, outputs x inputs, with batch x q rows of x. A set is a weight matrix of its own;
- * x and y stay where they are. Bytes: weights, scales, x and y once. Operations: 2 per row and weight. */
+ * A case is a shape, outputs x inputs, with batch x q rows of x. A set is a weight matrix of its
+ * own; x and y stay where they are. Bytes: weights, scales, x and y once. Operations: 2 per row
+ * and weight. */
 #include "check/bench.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* case_gemm.c - cases of products with a weight matrix.
  *
- * Bound of one output: n products in a sum in f32: (sqrt(n) + 2) u sum |x w|, u = 2^-24, + half a unit
- * in the last place of the result. Products of bf16 values are exact in f32. Variants whose products
- * flush subnormal numbers also lose the terms that have a subnormal operand, and less than the smallest
- * normal number per term. Weights are decoded by the oracle's own tables.
+ * Bound of one output: n products in a sum in f32: (sqrt(n) + 2) u sum |x w|, u = 2^-24, + half a
+ * unit in the last place of the result. Products of bf16 values are exact in f32. Variants whose
+ * products flush subnormal numbers also lose the terms that have a subnormal operand, and less than
+ * the smallest normal number per term. Weights are decoded by the oracle's own tables.
  */
 #include <math.h>
 #include <string.h>
@@ -210,8 +210,8 @@ static void gemm_batch(check_case *k, int32_t index)
     gemm_finish(k);
 }
 
-/* FP8 at its limits: NaN codes, subnormal codes, scales where products leave the normal numbers, and
- * inputs that are subnormal, infinite or NaN. */
+/* FP8 at its limits: NaN codes, subnormal codes, scales where products leave the normal numbers,
+ * and inputs that are subnormal, infinite or NaN. */
 static void gemm_limits(check_case *k, int32_t index)
 {
     static const float scales[] = {0.0f,        -0x1.2p-3f,  0x1p-149f, 0x1.8p-130f, 0x1.9p-118f,

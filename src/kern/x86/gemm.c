@@ -1,11 +1,13 @@
-/* x86/gemm.c - products with a weight matrix: tasks, blocks and panels around the tiles of a gemm_isa.
+/* x86/gemm.c - products with a weight matrix: tasks, blocks and panels around the tiles of a
+ * gemm_isa.
  *
- * A task is a range of rows of x times a part of the outputs of one product. It walks n_in in blocks;
- * in a block it takes the rows in groups that stay in the cache and runs the tiles of its outputs over
- * each. FP8 weights are dequantised tile by tile; with several groups of rows they are kept in a panel,
- * so that a task dequantises a weight once. Few rows of bf16 are multiplied as stored, more of them from
- * panels of f32 where the instruction set has no product of bf16. How the work is cut follows the size
- * and the number of workers; the bits of an output do not (gemm_x86.h).
+ * A task is a range of rows of x times a part of the outputs of one product. It walks n_in in
+ * blocks; in a block it takes the rows in groups that stay in the cache and runs the tiles of its
+ * outputs over each. FP8 weights are dequantised tile by tile; with several groups of rows they are
+ * kept in a panel, so that a task dequantises a weight once. Few rows of bf16 are multiplied as
+ * stored, more of them from panels of f32 where the instruction set has no product of bf16. How the
+ * work is cut follows the size and the number of workers; the bits of an output do not
+ * (gemm_x86.h).
  */
 #include "kern/x86/gemm_x86.h"
 
@@ -17,6 +19,7 @@ enum {
     PAD = 64,          /* bytes behind a panel's row: rows fall into different sets of a cache */
     TASKS_PER_WORKER = 8,
     TASK_BYTES = 64 * 1024,  /* of weights, at least            */
+    X_IN_CACHE = 256 * 1024, /* bytes of x that tiles read again and again */
     ALONE_COST = 128 * 1024, /* below: the calling thread alone */
 };
 
@@ -44,7 +47,10 @@ typedef struct gemm_job {
     int32_t block;          /* elements of n_in                        */
     int32_t widened;        /* bf16 operands go through panels of f32  */
     int32_t in_panel;       /* the tiles read w from a panel           */
-    int32_t n_group;        /* groups of rows, of group_row each       */
+    /* a tile goes along all of n_in before the next one, so that memory is read in long runs;
+       else the outputs of a task share a block of x */
+    int32_t end_to_end;
+    int32_t n_group; /* groups of rows, of group_row each */
     int32_t group_row;
     int32_t n_range, range_row; /* rows of a task    */
     int32_t n_part, part_out;   /* outputs of a task */
@@ -281,9 +287,7 @@ static void gemm_task(void *ctx, int64_t i_task, int i_worker)
     };
     p.row_end = min32(p.row + j->range_row, a->n_row);
     p.out_end = min32(p.out + j->part_out, a->w.n_out);
-    /* one group: the rows of a tile from end to end, so that memory is read in long runs; more of
-       them, or a panel of x: the outputs of the task share what a block has in the cache */
-    const int32_t step = j->n_group == 1 && !j->widened ? j->isa->n_out : j->part_out;
+    const int32_t step = j->end_to_end ? j->isa->n_out : j->part_out;
     for (int32_t o = p.out; o < p.out_end; o += step) {
         run_span(j, &k, &p, o, min32(step, p.out_end - o));
     }
@@ -328,6 +332,8 @@ void gemm_run(const gemm_isa *isa, const gemm_args *a, dev_queue *q)
     j.widened = is_widened(isa, a);
     j.in_panel = j.widened || a->w.type == GEMM_FP8;
     plan(&j, (int64_t)worker_count(q));
+    j.end_to_end =
+        j.n_group == 1 && !j.widened && (int64_t)a->n_row * a->w.n_in * j.size_x <= X_IN_CACHE;
     const int64_t n_weight = (int64_t)a->n_batch * a->w.n_out * a->w.n_in;
     const int alone = n_weight * (j.size_w + a->n_row / 4) < ALONE_COST;
     pool_run(q != NULL && !alone ? q->pool : NULL, gemm_task, &j,

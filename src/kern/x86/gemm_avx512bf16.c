@@ -1,6 +1,6 @@
-/* x86/gemm_avx512bf16.c - products with a weight matrix for AVX-512 with products of bf16 pairs; f32
- * weights through FMA. Subnormal bf16 values count as 0 (simd.h). Codes go through byte lookups where
- * the processor has them, with the same bits.
+/* x86/gemm_avx512bf16.c - products with a weight matrix for AVX-512 with products of bf16 pairs;
+ * f32 weights through FMA. Subnormal bf16 values count as 0 (simd.h). Codes go through byte lookups
+ * where the processor has them, with the same bits.
  */
 #define SIMD_LANES 16
 #define GEMM_DOT   1

@@ -1,8 +1,9 @@
 /* x86/gemm_loops.h - the loops of a gemm_isa in the vectors of simd.h.
  *
- * Included once by a file that has defined SIMD_LANES and GEMM_DOT (1: products of bf16 pairs; 0: bf16
- * through f32). A step is one vector of an operand as it is stored: L values of f32 or 2 L of bf16.
- * A tile is up to MR rows of x times NR rows of w; its accumulators stay in registers for a block.
+ * Included once by a file that has defined SIMD_LANES and GEMM_DOT (1: products of bf16 pairs; 0:
+ * bf16 through f32). A step is one vector of an operand as it is stored: L values of f32 or 2 L of
+ * bf16. A tile is up to MR rows of x times NR rows of w; its accumulators stay in registers for a
+ * block.
  */
 #ifndef KVS_KERN_X86_GEMM_LOOPS_H
 #define KVS_KERN_X86_GEMM_LOOPS_H
@@ -213,9 +214,10 @@ static void widen(const uint8_t *from, int32_t n, float *to)
 
 /* ---- e4m3 ------------------------------------------------------------------------------------ */
 
-/* The bf16 value of code * scale, exponent of the code left out: byte m of lo and hi for a normal code
- * with mantissa m, byte 8 + m for a subnormal one. A product's rounding depends on the mantissa alone
- * while nothing leaves the normal numbers; elsewhere, and for NaN codes, codes go by value. */
+/* The bf16 value of code * scale, exponent of the code left out: byte m of lo and hi for a
+ * normal code with mantissa m, byte 8 + m for a subnormal one. A product's rounding depends on
+ * the mantissa alone while nothing leaves the normal numbers; elsewhere, and for NaN codes,
+ * codes go by value. */
 typedef struct code_table {
     uint8_t lo[16], hi[16];
     float scale;
@@ -270,7 +272,8 @@ SIMD_FN vi table_half(const uint8_t *half)
     return vi_of_128(_mm_loadu_si128((const __m128i *)(const void *)half));
 }
 
-/* STEP codes -> 2 vectors of bf16; NaN codes come out as numbers. *top: largest magnitude code so far. */
+/* STEP codes -> 2 vectors of bf16; NaN codes come out as numbers. *top: largest magnitude code
+   so far. */
 SIMD_FN void codes_to_bf16(const uint8_t *code, vi t_lo, vi t_hi, vi *top, uint16_t *to)
 {
     const vi x = vb_before_zip(vi_loadu(code));

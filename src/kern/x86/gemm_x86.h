@@ -1,13 +1,13 @@
 /* x86/gemm_x86.h - products with a weight matrix: what the driver (gemm.c) and the loops share.
  *
- * n_in is cut into blocks of a fixed length. Within a block lane j of a vector sums what the vectors
- * hold in lane j, one fused multiply-add (or dot product of a pair) after the other; the block ends
- * with a fixed tree over the lanes, and blocks are added in order. That is the whole order of a
- * product: tiles of any number of rows and outputs, operands as stored or copied into panels, give
- * the same bits. Behind the end of a row lies zero. A NaN is written as the quiet NaN.
+ * n_in is cut into blocks of a fixed length. Within a block lane j of a vector sums what the
+ * vectors hold in lane j, one fused multiply-add (or dot product of a pair) after the other; the
+ * block ends with a fixed tree over the lanes, and blocks are added in order. That is the whole
+ * order of a product: tiles of any number of rows and outputs, operands as stored or copied into
+ * panels, give the same bits. Behind the end of a row lies zero. A NaN is written as the quiet NaN.
  *
- * Where an instruction set has no product of bf16 pairs, a vector of bf16 is two vectors of f32: the
- * even elements, then the odd ones, exactly; a panel holds them in that order.
+ * Where an instruction set has no product of bf16 pairs, a vector of bf16 is two vectors of f32:
+ * the even elements, then the odd ones, exactly; a panel holds them in that order.
  *
  * Included by kern/x86/ and kern.c only.
  */
@@ -36,8 +36,8 @@ typedef struct gemm_tile {
     float *y;
     int64_t y_stride; /* elements */
 
-    /* Where w comes from memory: what lies GEMM_AHEAD bytes further is fetched, and from byte `turn`
-     * of the block on what lies `jump` bytes further, in the next tile's rows. */
+    /* Where w comes from memory: what lies GEMM_AHEAD bytes further is fetched, and from byte
+     * `turn` of the block on what lies `jump` bytes further, in the next tile's rows. */
     int32_t streams;
     int64_t turn, jump;
 } gemm_tile;
@@ -73,8 +73,9 @@ typedef struct gemm_isa {
     /* n bf16 -> f32 as the products take them, padded with zeros to a whole number of vectors. */
     void (*widen)(const uint8_t *from, int32_t n, float *to);
     const gemm_codes *codes;
-    /* Up to codes_row rows of x times codes as they are stored, t->n a multiple of 64 that begins with a
-     * scale's first column; table: the first of consecutive ones. codes_row 0: there is no such form. */
+    /* Up to codes_row rows of x times codes as they are stored, t->n a multiple of 64 that
+     * begins with a scale's first column; table: the first of consecutive ones. codes_row 0:
+     * there is no such form. */
     int32_t codes_row;
     void (*dot_codes)(const gemm_tile *t, const uint8_t *table);
 } gemm_isa;

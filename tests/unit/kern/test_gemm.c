@@ -1,5 +1,5 @@
-/* Products with a weight matrix, every variant: the value of every e4m3 code under many scales, sums
- * against double, the same bits whatever shares the call, scratch within its promise. */
+/* Products with a weight matrix, every variant: the value of every e4m3 code under many scales,
+ * sums against double, the same bits whatever shares the call, scratch within its promise. */
 #include "unit/unit.h"
 
 #include <math.h>
