@@ -6,7 +6,8 @@ FUZZ_SECONDS ?= 60
 RELEASE      := build/release
 
 help:
-	@echo "make run       build, check every kernel of this machine, show a short speed table"
+	@echo "make run       build, then ask a model for a fact hidden in a text of 32k tokens"
+	@echo "make check     check every kernel of this machine, show a short speed table"
 	@echo "make test      build and run all tests"
 	@echo "make asan ubsan tsan   the fast tests under a sanitizer of gcc"
 	@echo "make mpi       the tests of the MPI transport"
@@ -29,7 +30,12 @@ setup-%:
 release: setup
 	$(call build,release)
 
+# 32k tokens of text, a fact in its middle, four ranks that share the cache.
 run: setup
+	$(call build,release,--target kvspan_program needle_prompt)
+	@tools/demo.sh $(RELEASE)
+
+check: setup
 	$(call build,release,--target kvspan_program)
 	@echo
 	@echo "Every kernel variant this machine can run, against an independent double-precision"
@@ -76,4 +82,4 @@ format: setup-format
 clean:
 	rm -rf build
 
-.PHONY: help setup release run test asan ubsan tsan mpi fuzz valgrind install format clean
+.PHONY: help setup release run check test asan ubsan tsan mpi fuzz valgrind install format clean

@@ -62,27 +62,40 @@ static void size_text(char *buf, size_t cap, int64_t bytes)
     }
 }
 
+static bool same_found(const run_found *a, const run_found *b)
+{
+    return a->n == b->n && a->total == b->total && a->token == b->token;
+}
+
 static void report_place(const run *r, const run_answer *a)
 {
     if (a->place.begin < 0) {
         return;
     }
-    fprintf(stderr, "The text to locate is at positions %" PRId64 " to %" PRId64 ".\n",
+    const long long size = a->place.end - a->place.begin;
+    fprintf(stderr,
+            "The text to locate is at positions %" PRId64 " to %" PRId64 " of the prompt.\n",
             a->place.begin, a->place.end - 1);
     int n = 0;
     for (int32_t i = 0; i < r->s.n_layer; i++) {
         const run_found *f = &a->found[i];
-        if (f->n == 0) {
-            continue;
+        int32_t last = i; /* layers that share a selection are one line */
+        while (last + 1 < r->s.n_layer && same_found(f, &a->found[last + 1])) {
+            last++;
         }
-        n++;
-        fprintf(stderr,
-                "  layer %d attended %d of its %" PRId64
-                " tokens (among %d selected) when token %" PRId64 " of the answer was written\n",
-                f->layer, f->n, a->place.end - a->place.begin, f->total, f->token + 1);
+        if (f->n > 0) {
+            char layers[40];
+            n++;
+            snprintf(layers, sizeof layers, last > i ? "layers %d to %d" : "layer %d", i, last);
+            fprintf(stderr,
+                    "  %s: %d of its %lld tokens were among the %d selected when token %lld of the "
+                    "answer was written\n",
+                    layers, f->n, size, f->total, (long long)f->token + 1);
+        }
+        i = last;
     }
     if (n == 0) {
-        fputs(r->s.topk > 0 ? "  no layer that selects attended any of it\n"
+        fputs(r->s.topk > 0 ? "  no layer selected any of it\n"
                             : "  this model attends every position; nothing is selected\n",
               stderr);
     }

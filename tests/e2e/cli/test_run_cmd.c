@@ -89,8 +89,8 @@ static void the_same_bits_for_every_dcp_chunk_mtp_and_thread_count(void **state)
         assert_int_equal(int_at(want, "prompt_tokens"), lens[i]);
         assert_int_equal(int_at(want, "output_tokens"), 6);
         for (size_t c = 0; c < UNIT_COUNT(cell); c++) {
-            if (i % 3 != 1 && c % 2 == 0) {
-                continue; /* all cells at the page border, two beside it */
+            if (i % 3 != 1 && c != i % UNIT_COUNT(cell)) {
+                continue; /* all cells at the page borders, one beside them */
             }
             char what[80];
             snprintf(what, sizeof what, "%d tokens, dcp %s, chunk %s, mtp %s, threads %s", lens[i],
