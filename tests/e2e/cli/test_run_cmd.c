@@ -9,7 +9,7 @@
 
 #include "prog.h"
 
-static const char *model;
+static const char *model, *needle;
 
 /* Characters that the tokenizer never merges, so that n of them are n tokens. */
 static const char *text_of(int n)
@@ -259,6 +259,31 @@ static void text_goes_out_and_stops_where_it_must(void **state)
     prog_free(&p);
 }
 
+/* The trained model, whose drafts are right: a verification brings tokens past the stop text. */
+static void a_stop_text_inside_an_accepted_run_cuts_it(void **state)
+{
+    (void)state;
+    static const char question[] =
+        "The passcode for Korvelba is 493027.\n\nWhat is the passcode for Korvelba? Answer:";
+    json_t *want = NULL;
+    static const char *const mtp[] = {"0", "1", "3", "7"};
+    for (size_t i = 0; i < UNIT_COUNT(mtp); i++) {
+        json_t *j =
+            answer((const char *const[]){"run", "-m", needle, "-p", question, "--json", "-", "--tp",
+                                         "1", "--mtp", mtp[i], "--stop", "30", NULL});
+        assert_string_equal(text_at(j, "text"), " 49");
+        assert_string_equal(text_at(j, "finish_reason"), "stop");
+        if (i == 0) {
+            want = j;
+            continue;
+        }
+        const json_t *first = json_array_get(json_object_get(j, "accept_by_position"), 0);
+        assert_true(json_real_value(first) > 0.5);
+        same(j, want, mtp[i]);
+    }
+    json_decref(want);
+}
+
 static void sampling_repeats_with_its_seed(void **state)
 {
     (void)state;
@@ -449,16 +474,18 @@ static void an_interrupt_ends_the_answer_and_keeps_it(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
-        fprintf(stderr, "usage: %s PROGRAM MODEL\n", argv[0]);
+    if (argc != 4) {
+        fprintf(stderr, "usage: %s PROGRAM RANDOM_MODEL NEEDLE_MODEL\n", argv[0]);
         return 2;
     }
     prog_init(2, argv);
     model = argv[2];
+    needle = argv[3];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_bits_for_every_dcp_chunk_mtp_and_thread_count),
         cmocka_unit_test(every_field_of_the_contract_is_there),
         cmocka_unit_test(text_goes_out_and_stops_where_it_must),
+        cmocka_unit_test(a_stop_text_inside_an_accepted_run_cuts_it),
         cmocka_unit_test(sampling_repeats_with_its_seed),
         cmocka_unit_test(a_conversation_is_put_into_the_models_form),
         cmocka_unit_test(a_place_of_the_prompt_is_found_in_the_selection),
