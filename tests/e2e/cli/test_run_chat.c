@@ -1,0 +1,142 @@
+/* kvspan run at a terminal: a conversation, Ctrl-C in an answer and at the prompt, Ctrl-D. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "prog.h"
+
+static const char *model;
+
+typedef struct term {
+    int fd;
+    pid_t pid;
+    char out[1 << 16]; /* all it has written */
+    size_t n, seen;    /* seen: what former waits have passed over */
+} term;
+
+static void term_open(term *t, const char *max_new)
+{
+    *t = (term){.fd = posix_openpt(O_RDWR | O_NOCTTY)};
+    assert_true(t->fd >= 0);
+    assert_int_equal(grantpt(t->fd), 0);
+    assert_int_equal(unlockpt(t->fd), 0);
+    t->pid = fork();
+    assert_true(t->pid >= 0);
+    if (t->pid == 0) {
+        setsid();
+        const int s = open(ptsname(t->fd), O_RDWR); /* becomes the controlling terminal */
+        dup2(s, 0);
+        dup2(s, 1);
+        dup2(s, 2);
+        setenv("TERM", "dumb", 1);
+        execl(prog_path, "kvspan", "run", "-m", model, "-n", max_new, "--ignore-eos", "--tp", "1",
+              "--cpu", "ref", "--system", "Be brief.", (char *)NULL);
+        _exit(99);
+    }
+}
+
+/* Reads until `text` has come behind what was seen; the output up to it counts as seen. */
+static void wait_for(term *t, const char *text)
+{
+    for (int ms = 0; ms < 60000;) {
+        t->out[t->n] = '\0';
+        const char *at = strstr(t->out + t->seen, text);
+        if (at != NULL) {
+            t->seen = (size_t)(at - t->out) + strlen(text);
+            return;
+        }
+        struct pollfd p = {.fd = t->fd, .events = POLLIN};
+        if (poll(&p, 1, 100) <= 0) {
+            ms += 100;
+            continue;
+        }
+        const ssize_t k = read(t->fd, t->out + t->n, sizeof t->out - 1 - t->n);
+        if (k <= 0) {
+            break;
+        }
+        for (ssize_t i = 0; i < k; i++) { /* NULs are no text */
+            t->out[t->n + (size_t)i] =
+                t->out[t->n + (size_t)i] == '\0' ? '?' : t->out[t->n + (size_t)i];
+        }
+        t->n += (size_t)k;
+    }
+    kill(t->pid, SIGKILL);
+    fail_msg("no \"%s\" in \"%s\"", text, t->out + t->seen);
+}
+
+static void type(const term *t, const char *text)
+{
+    assert_int_equal(write(t->fd, text, strlen(text)), (ssize_t)strlen(text));
+}
+
+static void ends_with(term *t, int code)
+{
+    int status = 0;
+    char rest[4096];
+    while (read(t->fd, rest, sizeof rest) > 0) { /* EIO when the program has gone */
+    }
+    while (waitpid(t->pid, &status, 0) < 0) {
+        assert_int_equal(errno, EINTR);
+    }
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), code);
+    close(t->fd);
+}
+
+static void turns_follow_each_other_until_the_input_ends(void **state)
+{
+    (void)state;
+    static term t;
+    term_open(&t, "6");
+    wait_for(&t, "Ctrl-D ends.");
+    wait_for(&t, "> ");
+    type(&t, "Hello\r");
+    wait_for(&t, "\n");
+    wait_for(&t, "\n> ");
+    type(&t, "\r"); /* nothing: asked again */
+    wait_for(&t, "> ");
+    type(&t, "And again?\r");
+    wait_for(&t, "\n> ");
+    type(&t, "\x04");
+    ends_with(&t, 0);
+}
+
+static void an_interrupt_stops_the_answer_and_not_the_program(void **state)
+{
+    (void)state;
+    static term t;
+    term_open(&t, "2000");
+    wait_for(&t, "Ctrl-D ends.");
+    wait_for(&t, "> ");
+    type(&t, "Hello\r");
+    wait_for(&t, "\n");
+    const struct timespec a_moment = {.tv_nsec = 400000000};
+    nanosleep(&a_moment, NULL);
+    type(&t, "\x03");
+    wait_for(&t, "\n> ");
+    type(&t, "half a line");
+    wait_for(&t, "half a line");
+    type(&t, "\x03"); /* at the prompt it drops the line */
+    wait_for(&t, "> ");
+    type(&t, "\x04");
+    ends_with(&t, 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) {
+        fprintf(stderr, "usage: %s PROGRAM MODEL\n", argv[0]);
+        return 2;
+    }
+    prog_init(2, argv);
+    model = argv[2];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(turns_follow_each_other_until_the_input_ends),
+        cmocka_unit_test(an_interrupt_stops_the_answer_and_not_the_program),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
