@@ -3,10 +3,11 @@
 JOBS         ?= $(shell nproc)
 PREFIX       ?= /usr/local
 FUZZ_SECONDS ?= 60
+TOKENS       ?= 32768
 RELEASE      := build/release
 
 help:
-	@echo "make run       build, then ask a model for a fact hidden in a text of 32k tokens"
+	@echo "make run       build, then ask a model for a fact in a text of TOKENS=$(TOKENS) tokens"
 	@echo "make check     check every kernel of this machine, show a short speed table"
 	@echo "make test      build and run all tests"
 	@echo "make asan ubsan tsan   the fast tests under a sanitizer of gcc"
@@ -30,10 +31,10 @@ setup-%:
 release: setup
 	$(call build,release)
 
-# 32k tokens of text, a fact in its middle, four ranks that share the cache.
+# A long text, a fact in its middle, four ranks that share the cache.
 run: setup
 	$(call build,release,--target kvspan_program needle_prompt)
-	@tools/demo.sh $(RELEASE)
+	@tools/demo.sh $(RELEASE) $(TOKENS)
 
 check: setup
 	$(call build,release,--target kvspan_program)

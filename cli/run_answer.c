@@ -165,6 +165,9 @@ static double seconds(const kvs_engine_stats *s)
 
 static void on_progress(work *w, const kvs_event *e)
 {
+    if (e->done == 0) {
+        return; /* taken up; it has no speed yet */
+    }
     kvs_engine_stats s = kvs_engine_stats_empty();
     kvs_engine_get_stats(w->r->e, &s);
     const double t = seconds(&s) - w->t0_s;

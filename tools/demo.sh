@@ -18,10 +18,10 @@ A text of about $tokens tokens holds $facts passcodes. One of them, $((100 * at 
 and the text ends with
     What is the passcode for $name? Answer:
 
-kvspan run -m models/needle -f PROMPT -n 12 --dcp $dcp --mtp 3 --stats
+kvspan run -m models/needle -f PROMPT -n 12 --dcp $dcp --mtp 3 --chunk 1024 --stats
 END
-"$build"/kvspan run -m models/needle -f "$tmp/prompt" -n 12 --stop $'\n' --dcp "$dcp" --mtp 3 --stats \
-    --locate "The passcode for $name is $code" | tee "$tmp/answer"
+"$build"/kvspan run -m models/needle -f "$tmp/prompt" -n 12 --stop $'\n' --dcp "$dcp" --mtp 3 --chunk 1024 \
+    --stats --locate "The passcode for $name is $code" | tee "$tmp/answer"
 if ! grep -q "$code" "$tmp/answer"; then
     echo "The answer is wrong: it should be $code." >&2
     exit 1
