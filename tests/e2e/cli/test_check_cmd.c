@@ -98,7 +98,7 @@ static void csv_and_json_hold_every_row(void **state)
 static void unknown_names_and_mixed_options_are_usage_errors(void **state)
 {
     (void)state;
-    prog_expect(RUN("check", "--op", "gemm"), 2, "gemm");
+    prog_expect(RUN("check", "--op", "conv"), 2, "conv");
     prog_expect(RUN("check", "--op", "merge", "--variant", "sse"), 2, "sse");
     prog_expect(RUN("check", "--cpu", "sse"), 2, "--cpu \"sse\"");
     prog_expect(RUN("check", "--comm", "--op", "merge"), 2, "--op does not go with --comm");
