@@ -199,7 +199,9 @@ kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *token, const int3
                     int32_t n_logit, float *logits, kvs_error *err)
 {
     TRY(check_call(f, b, token, logit_row, n_logit, -1, err));
-    fake_n_step += comm_rank(f->world) == 0;
+    if (comm_rank(f->world) == 0) {
+        fake_n_step++;
+    }
     int32_t row = 0;
     for (int32_t i = 0; i < b->n_req; i++) {
         say(f, "S %" PRId64 "+%d;", b->seq_len[i] - b->q_len[i], b->q_len[i]);
@@ -297,7 +299,9 @@ kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *nex
                      float *logits, float *g_out, kvs_error *err)
 {
     TRY(check_call(f, b, next_token, logit_row, n_logit, reuse, err));
-    fake_n_draft += comm_rank(f->world) == 0;
+    if (comm_rank(f->world) == 0) {
+        fake_n_draft++;
+    }
     if (mtp != 0 || f->w->h.n_mtp == 0) {
         return err_set(err, KVS_INTERNAL, "fake: draft layer %d", mtp);
     }

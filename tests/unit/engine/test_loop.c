@@ -178,8 +178,8 @@ static void a_failing_rank_ends_the_engine_with_its_message(void **state)
             assert_true(loop_step(&w.l, &again) < 0);
             assert_string_equal(again.text, err.text);
             assert_int_equal(got[0].end, -1);
-            fake.fail_rank = -1;
             world_close(&w); /* every follower has returned */
+            fake.fail_rank = -1;
             for (int32_t r = 1; r < 3; r++) {
                 assert_true(w.followed[r] < 0);
             }
