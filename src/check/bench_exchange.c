@@ -70,6 +70,9 @@ static void work_once(rank *r)
 {
     if (r->st >= 0) {
         r->st = r->s->work(r, &r->err);
+        if (r->st < 0) {
+            comm_abort(r->end, r->err.text); /* the others need not wait for it */
+        }
     }
 }
 

@@ -13,7 +13,6 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -704,14 +703,21 @@ static kvs_status read_root(hp *h, const json_t *root, kvs_error *err)
     return hp_keys_check(text, err);
 }
 
+static int hash_piece(const char *text, size_t n, void *state)
+{
+    hash_add128(state, text, n);
+    return 0;
+}
+
+/* Piece by piece: json_dumps drops a quote where memory runs out at the wrong moment, and says nothing. */
 static kvs_status hash_config(hp *h, const json_t *root, kvs_error *err)
 {
-    char *text = json_dumps(root, JSON_SORT_KEYS | JSON_COMPACT);
-    if (text == NULL) {
+    hash_state state;
+    hash_init128(&state);
+    if (json_dump_callback(root, hash_piece, &state, JSON_SORT_KEYS | JSON_COMPACT) != 0) {
         return err_set(err, KVS_NOMEM, "config.json: no memory for its canonical form");
     }
-    const hash128 x = hash_xx128(text, strlen(text));
-    free(text);
+    const hash128 x = hash_get128(&state);
     h->config_hash[0] = x.lo;
     h->config_hash[1] = x.hi;
     return KVS_OK;
