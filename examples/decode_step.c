@@ -136,6 +136,7 @@ static void *rank_main(void *arg)
         st = kvs_cache_create(&cache, &cc, err);
     if (st >= 0)
         st = kvs_pages_new(&pages, n_page, err);
+    dc.cache = cache; /* so that ranks whose caches differ do not start */
     if (st >= 0)
         st = kvs_dcp_open(&d, &dc, a->comm, err);
     if (st >= 0)

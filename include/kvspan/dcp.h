@@ -177,6 +177,8 @@ typedef struct kvs_dcp_config {
     const char *cpu;       /* cap: "ref", "avx2", "avx512", "avx512bf16"; NULL: KVS_CPU, else best     */
     const char *kernels;   /* "op=variant,..."; NULL: none                                             */
     const char *model_tag; /* any text that must be equal on all ranks, e.g. a model hash; may be NULL */
+    const struct kvs_cache *cache; /* this rank's shard, compared with the other ranks': formats, layers, */
+                           /* scale rule, k_scale, Hadamard; read by kvs_dcp_open only. NULL: not compared */
 } kvs_dcp_config;
 
 static inline kvs_dcp_config kvs_dcp_config_default(void)
@@ -203,6 +205,7 @@ static inline kvs_dcp_config kvs_dcp_config_default(void)
     c.cpu = NULL;
     c.kernels = NULL;
     c.model_tag = NULL;
+    c.cache = NULL;
     return c;
 }
 
@@ -305,6 +308,8 @@ kvs_status kvs_dcp_finish(kvs_dcp *d, kvs_step_info *info, kvs_error *err);
  * Snapshots: a sequence's cache in a file, rows in position order, readable at any DCP size.
  */
 
+enum { KVS_SNAPSHOT_MAX_LAYER = 247 };
+
 typedef struct kvs_snapshot_info {
     kvs_kv_format kv;
     kvs_index_format index_kv;
@@ -314,6 +319,7 @@ typedef struct kvs_snapshot_info {
     int64_t n_token;
     uint64_t model_hash[2];
     uint64_t token_hash[2]; /* XXH3-128 of the token ids, low half first; 0: none recorded           */
+    float k_scale[KVS_SNAPSHOT_MAX_LAYER]; /* [n_layer] what a cache of fp8 rows must be opened with; 1 with other rows */
 } kvs_snapshot_info;
 
 /* Writes the first n_token tokens of a sequence (0 is allowed): token ids [n_token] (may be NULL: none

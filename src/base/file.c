@@ -301,12 +301,13 @@ kvs_status file_replace_begin(file_replace *r, const char *path, kvs_error *err)
     return KVS_OK;
 }
 
-/* Makes the new name durable: the folder's own entry must reach the disk too. */
-static kvs_status sync_folder(const char *path, kvs_error *err)
+/* The folder that holds the path, opened; -1 on failure. */
+static int open_folder(const char *path, kvs_error *err)
 {
     char *dir = dup_text(path, "");
     if (dir == NULL) {
-        return err_set(err, KVS_NOMEM, "%s: no memory to write it", path);
+        err_set(err, KVS_NOMEM, "%s: no memory to write it", path);
+        return -1;
     }
     char *slash = strrchr(dir, '/');
     if (slash != NULL) {
@@ -314,29 +315,38 @@ static kvs_status sync_folder(const char *path, kvs_error *err)
     }
     const int fd = open_retry(slash != NULL ? dir : ".", O_RDONLY | O_DIRECTORY);
     mem_free(dir);
-    /* Some file systems cannot sync a folder and say EINVAL. */
-    const int bad = fd < 0 || (fsync(fd) != 0 && errno != EINVAL);
-    const kvs_status st = bad ? io_error(err, path, "sync its folder") : KVS_OK;
-    if (fd >= 0) {
-        close(fd);
+    if (fd < 0) {
+        io_error(err, path, "open its folder");
     }
-    return st;
+    return fd;
 }
 
+/* All that can be refused comes before the new name: what is left after it is one sync of the folder, which
+ * makes the name durable. Some file systems cannot sync a folder and say EINVAL. */
 kvs_status file_replace_commit(file_replace *r, kvs_error *err)
 {
+    kvs_error own = {0};
+    kvs_error *say = err != NULL ? err : &own;
     kvs_status st = KVS_OK;
-    if (fsync(r->f.fd) != 0) {
-        st = io_error(err, r->f.path, "sync");
+    const int folder = open_folder(r->target, say);
+    if (folder < 0) {
+        st = say->code;
+    } else if (fsync(r->f.fd) != 0) {
+        st = io_error(say, r->f.path, "sync");
+    } else if (rename(r->f.path, r->target) != 0) {
+        st = io_error(say, r->target, "rename the new file to it");
+    }
+    if (st < 0) {
+        if (folder >= 0) {
+            close(folder);
+        }
         file_replace_abort(r);
         return st;
     }
-    if (rename(r->f.path, r->target) != 0) {
-        st = io_error(err, r->target, "rename the new file to it");
-        file_replace_abort(r);
-        return st;
+    if (fsync(folder) != 0 && errno != EINVAL) {
+        st = io_error(say, r->target, "sync its folder");
     }
-    st = sync_folder(r->target, err);
+    close(folder);
     file_close(&r->f);
     mem_free(r->target);
     r->target = NULL;

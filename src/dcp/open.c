@@ -2,11 +2,13 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "dcp/dcp.h"
 #include "dcp/workspace.h"
 #include "kvspan/version.h"
+#include "num/kvfmt.h"
 
 enum { MAX_FIELD = 32, FIELD_TEXT = 560 };
 
@@ -30,6 +32,28 @@ static void hello_int(hello *h, const char *name, int64_t value)
     char t[32];
     snprintf(t, sizeof t, "%lld", (long long)value);
     hello_text(h, name, t);
+}
+
+/* What readers of a cache rely on without seeing it in the bytes of another rank. */
+static void hello_cache(hello *h, const kvs_cache *c)
+{
+    if (!c) {
+        hello_text(h, "cache", "not given");
+        return;
+    }
+    hash_state scales;
+    hash_init64(&scales);
+    for (int32_t i = 0; i < c->n_layer; i++)
+        hash_add64(&scales, &c->layer[i].k_scale, sizeof c->layer[i].k_scale);
+    char t[32];
+    snprintf(t, sizeof t, "0x%016llx", (unsigned long long)c->tag); /* rows, keys, Hadamard */
+    hello_text(h, "cache", t);
+    hello_int(h, "cache hadamard", c->hadamard);
+    hello_int(h, "cache layers", c->n_layer);
+    hello_int(h, "cache index layers", c->n_index_layer);
+    hello_text(h, "cache scale rule", scale_rule_name(c->rule));
+    snprintf(t, sizeof t, "0x%016llx", (unsigned long long)hash_get64(&scales));
+    hello_text(h, "cache k_scale", t);
 }
 
 static kvs_status handshake(kvs_dcp *d, const kvs_dcp_config *cfg, kvs_comm *world, kvs_error *err)
@@ -59,6 +83,7 @@ static kvs_status handshake(kvs_dcp *d, const kvs_dcp_config *cfg, kvs_comm *wor
     hello_int(h, "max_len", s->max_len);
     hello_text(h, "kernels", d->kernels);
     hello_text(h, "model_tag", cfg->model_tag ? cfg->model_tag : "");
+    hello_cache(h, cfg->cache);
     kvs_status st = comm_handshake(world, h->field, h->n, err);
     mem_free(h);
     return st;
@@ -153,6 +178,9 @@ static kvs_status local_setup(kvs_dcp *d, const kvs_dcp_config *cfg, kvs_comm *w
     TRY(dcp_features(cfg->cpu, &features, err));
     TRY(kern_init(&d->kern, features, cfg->kernels, err));
     describe_kernels(d);
+    if (cfg->cache && cfg->cache->geom.n != d->s.dcp)
+        return err_set(err, KVS_INVALID, "cache is a shard of %d ranks, dcp is %d", cfg->cache->geom.n,
+                       d->s.dcp);
     d->geom = (shard_geom){d->s.dcp, d->s.interleave, comm_rank(world) % d->s.dcp};
     d->n_lane = shard_n_lane(d->geom);
     d->elem_bytes = d->s.fmt == KVS_KV_F32 ? 4 : 2;

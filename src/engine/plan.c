@@ -174,7 +174,13 @@ static void resolve_topo(kvs_plan *p, const hp *g)
         if (!take_nearest(p, list[0].nearest)) {
             break;
         }
-        SET(r->nearest, "--%s", list[0].nearest);
+        const char *second = strchr(list[0].nearest, ','); /* "tp 5, dcp 1" */
+        if (second == NULL) {
+            SET(r->nearest, "--%s", list[0].nearest);
+        } else {
+            take_nearest(p, second + 2);
+            SET(r->nearest, "--%.*s --%s", (int)(second - list[0].nearest), list[0].nearest, second + 2);
+        }
     }
     p->dcp = 1;
     p->interleave = 1;

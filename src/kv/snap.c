@@ -443,6 +443,9 @@ kvs_status snap_stat(const char *path, kvs_snapshot_info *info, kvs_error *err)
         .model_hash = {h.model_hash[0], h.model_hash[1]},
         .token_hash = {h.token_hash[0], h.token_hash[1]},
     };
+    for (int32_t i = 0; i < h.n_layer; i++) {
+        info->k_scale[i] = h.layer[i].k_scale;
+    }
     return KVS_OK;
 }
 

@@ -128,6 +128,27 @@ static int find_nearest(const topo_config *cfg, rule r, field f, int32_t lo, int
     return found;
 }
 
+/* The same with tp changed and dcp 1: what is left where neither alone helps. */
+static void find_nearest_alone(const topo_config *cfg, rule r, char *text, size_t cap)
+{
+    topo_config one = *cfg;
+    one.dcp = 1;
+    const uint32_t allowed = topo_broken(cfg) & ~bit(r, 1);
+    const int32_t now = resolve(cfg).tp;
+    int32_t best = 0;
+    for (int32_t v = 1; v <= MAX_TP_TRIED; v++) {
+        one.tp = v;
+        const int nearer = best == 0 || distance(v, now) <= distance(best, now);
+        if (nearer && (topo_broken(&one) & ~allowed) == 0) {
+            best = v;
+        }
+    }
+    text[0] = '\0';
+    if (best > 0) {
+        snprintf(text, cap, "tp %d, dcp 1", (int)best);
+    }
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
@@ -195,7 +216,9 @@ static void explain_sizes(const topo_config *cfg, const topo_config *c, rule r, 
         out->rule = "tp_divides_heads";
         SAY(out->value, "heads %d, tp %d", (int)c->heads, (int)c->tp);
         SAY(out->why, "every rank of the TP group holds the same number of heads");
-        find_nearest(cfg, r, FIELD_TP, 1, MAX_TP_TRIED, near, cap);
+        if (!find_nearest(cfg, r, FIELD_TP, 1, MAX_TP_TRIED, near, cap)) {
+            find_nearest_alone(cfg, r, near, cap);
+        }
         break;
     case RULE_HEADS_GATHERED:
         out->rule = "heads_gathered";
@@ -203,7 +226,9 @@ static void explain_sizes(const topo_config *cfg, const topo_config *c, rule r, 
         SAY(out->why, "a DCP group gathers dcp * heads / tp = %lld heads, kernels take %d",
             (long long)heads_gathered(c), KVS_MAX_HEADS);
         if (!find_nearest(cfg, r, FIELD_DCP, 1, KVS_MAX_RANKS, near, cap)) {
-            find_nearest(cfg, r, FIELD_TP, 1, MAX_TP_TRIED, near, cap);
+            if (!find_nearest(cfg, r, FIELD_TP, 1, MAX_TP_TRIED, near, cap)) {
+                find_nearest_alone(cfg, r, near, cap);
+            }
         }
         break;
     default:

@@ -46,7 +46,7 @@ typedef struct topo_refusal {
     const char *rule;  /* short name, static: "dcp_divides_tp"                                 */
     char value[56];    /* "dcp 3, tp 8"                                                        */
     char why[112];     /* the reason, a clause                                                 */
-    char nearest[48];  /* "dcp 4"; "" where no change of one setting helps                     */
+    char nearest[48];  /* "dcp 4", "tp 5, dcp 1"; "" where neither would do                    */
 } topo_refusal;
 
 enum { TOPO_N_RULE = 10, TOPO_MAX_CONTEXT = INT32_MAX };

@@ -243,6 +243,14 @@ static void replacement_is_all_or_nothing(void **state)
     assert_int_equal(file_replace_commit(&r, NULL), KVS_OK);
     assert_int_equal(file_replace_commit(&s, NULL), KVS_OK);
     assert_int_equal(n_entries(), n0);
+    /* no memory: before the new name, or not at all */
+    assert_int_equal(file_replace_begin(&r, at("t"), NULL), KVS_OK);
+    assert_int_equal(file_pwrite(&r.f, "third", 5, 0, NULL), KVS_OK);
+    mem_fail_after(1);
+    const kvs_status no_memory = file_replace_commit(&r, NULL);
+    mem_fail_after(0);
+    assert_int_equal(no_memory, KVS_NOMEM);
+    assert_int_equal(n_entries(), n0);
     assert_int_equal(file_read_all(at("t"), 100, &data, &n, NULL), KVS_OK);
     assert_string_equal(data, "second");
     mem_free(data);

@@ -111,6 +111,67 @@ static void differ(rank_job *job)
     kvs_dcp_close(d);
 }
 
+/* A shard of this rank; `other` says what it has that rank 0's has not. */
+static kvs_cache *shard(rank_job *job, const char *other)
+{
+    static const float two[2] = {1.0f, 2.0f};
+    kvs_cache_config c = kvs_cache_config_default();
+    c.kv = strcmp(other, "k_scale") == 0 || strcmp(other, "one") == 0 ? KVS_KV_FP8 : KVS_KV_FP8_DS_MLA;
+    c.n_layer = strcmp(other, "layers") == 0 ? 3 : 2;
+    c.n_index_layer = c.kv == KVS_KV_FP8 ? 0 : 1;
+    c.n_page = 1;
+    c.dcp = 2;
+    c.rank = job->rank;
+    c.k_scale = strcmp(other, "k_scale") == 0 ? two : NULL;
+    c.scale_rule = strcmp(other, "scale rule") == 0 ? KVS_SCALE_EXACT : KVS_SCALE_POW2;
+    c.hadamard = strcmp(other, "hadamard") == 0;
+    kvs_cache *cache = NULL;
+    EXPECT_OK(job, kvs_cache_create(&cache, &c, &job->err));
+    return cache;
+}
+
+static void differ_in_cache(rank_job *job)
+{
+    static const struct {
+        const char *other, *says;
+    } list[] = {{"layers", "handshake: cache layers is \"2\" on rank 0 and \"3\" on rank 1"},
+                {"hadamard", "handshake: cache is"},
+                {"scale rule", "handshake: cache scale rule is \"pow2\" on rank 0 and \"exact\""},
+                {"k_scale", "handshake: cache k_scale is"},
+                {"", NULL}};
+    for (size_t i = 0; i < UNIT_COUNT(list); i++) {
+        const char *plain = strcmp(list[i].other, "k_scale") == 0 ? "one" : "";
+        kvs_cache *cache = shard(job, job->rank == 1 ? list[i].other : plain);
+        kvs_dcp_config c = small_config();
+        c.kv = *plain ? KVS_KV_FP8 : KVS_KV_FP8_DS_MLA;
+        c.n_index_head = *plain ? 0 : c.n_index_head;
+        c.topk = *plain ? 0 : c.topk;
+        c.cache = cache;
+        kvs_dcp *d = NULL;
+        if (list[i].says != NULL) {
+            EXPECT_FAIL(job, kvs_dcp_open(&d, &c, job->c, &job->err), KVS_INVALID, list[i].says);
+        } else {
+            EXPECT_OK(job, kvs_dcp_open(&d, &c, job->c, &job->err));
+        }
+        kvs_dcp_close(d);
+        d = NULL;
+        c.cache = job->rank == 1 ? NULL : cache;
+        EXPECT_FAIL(job, kvs_dcp_open(&d, &c, job->c, &job->err), KVS_INVALID, "handshake: ");
+        c.cache = cache;
+        c.dcp = 1;
+        EXPECT_FAIL(job, kvs_dcp_open(&d, &c, job->c, &job->err), KVS_INVALID,
+                    "cache is a shard of 2 ranks, dcp is 1");
+        kvs_cache_free(cache);
+    }
+}
+
+static void caches_that_differ_are_refused_by_name(void **state)
+{
+    (void)state;
+    const comm_config cfg = test_config(LONG_MS);
+    ranks_run(2, &cfg, differ_in_cache, NULL);
+}
+
 static void a_different_setup_is_refused_by_name(void **state)
 {
     (void)state;
@@ -488,6 +549,7 @@ int main(void)
     mem_poison(true);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_different_setup_is_refused_by_name),
+        cmocka_unit_test(caches_that_differ_are_refused_by_name),
         cmocka_unit_test(a_rank_that_leaves_a_step_is_named),
         cmocka_unit_test(ranks_that_differ_in_a_step_are_named),
         cmocka_unit_test(a_rank_that_stores_nothing_takes_part),

@@ -233,6 +233,17 @@ static void stat_tells_what_was_written(void **state)
     assert_int_equal(info.writer_dcp, 4);
     assert_int_equal(info.writer_interleave, 16);
     assert_int_equal(info.n_token, 70);
+    assert_true(info.k_scale[0] == 1.0f && info.k_scale[1] == 1.0f);
+    const write_job fp8 = {path, &shapes[5], 16, N_PAGE, 70, 1, table, ids};
+    write_at(&fp8, 4);
+    kvs_snapshot_info with_scales;
+    assert_int_equal(snap_stat(path, &with_scales, NULL), KVS_OK);
+    kvs_cache *c = shard_new(&shapes[5], 2, 1, 0, 1);
+    assert_int_equal(with_scales.n_layer, 3);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_true(with_scales.k_scale[i] == c->layer[i].k_scale && with_scales.k_scale[i] != 0.0f);
+    }
+    cache_free(c);
     assert_memory_equal(info.model_hash, model, sizeof model);
     assert_true(info.token_hash[0] == ids_hash.low64 && info.token_hash[1] == ids_hash.high64);
     test_dir_remove();

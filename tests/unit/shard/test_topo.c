@@ -126,7 +126,9 @@ static const refused refusals[] = {
     {{8, 1, 0, 0, 20, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 20, tp 8", "tp 10", "same"},
     {{8, 4, 0, 0, 20, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 20, tp 8", "tp 4", "same"},
     {{8, 4, 5, 0, 20, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 20, tp 8", "tp 20", "same"},
-    {{8, 8, 0, 0, 20, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 20, tp 8", "", "same"},
+    {{8, 8, 0, 0, 20, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 20, tp 8", "tp 10, dcp 1", "same"},
+    {{2, 2, 0, 0, 65, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 65, tp 2", "tp 1, dcp 1", "same"},
+    {{2, 2, 1, 0, 65, 0, 0}, KVS_INVALID, "tp_divides_heads", "heads 65, tp 2", "tp 5, dcp 1", "same"},
     {{8, 8, 0, 0, 256, 0, 0},
      KVS_INVALID,
      "heads_gathered",
@@ -182,6 +184,12 @@ static void each_refusal_explains_itself(void **state)
 
 static void set_field(topo_config *c, const char *text)
 {
+    if (strchr(text, ',') != NULL) { /* "tp 5, dcp 1" */
+        char first[24];
+        snprintf(first, sizeof first, "%.*s", (int)(strchr(text, ',') - text), text);
+        set_field(c, first);
+        text = strchr(text, ',') + 2;
+    }
     char name[24];
     int64_t v = 0;
     long long ll = 0;
