@@ -18,8 +18,11 @@
 enum {
     ROWS = 8,
     RANGE = 16 * SCORE_CHUNK, /* columns of a task */
-    DIM = KVS_INDEX_DIM
+    DIM = KVS_INDEX_DIM,
+    SUMS = SCORE_CHUNK * 16 /* 16 lanes at most; as many as SCORE_PART * ROWS * 8 */
 };
+
+_Static_assert(SCORE_PART *ROWS * 8 <= SUMS, "the sums of rows that share a panel fit");
 
 typedef struct score_count {
     uint64_t n_bad, n_key;
@@ -30,6 +33,7 @@ typedef struct score_job {
     const score_isa *isa;
     const index_score_args *a;
     int32_t block, n_cell;
+    int32_t row_lanes; /* 4 or 8: the rows of a task share one panel; 0: each has its own */
     int64_t n_range;
     size_t panel_cells;
     score_count *count; /* [n_worker]   */
@@ -43,7 +47,7 @@ typedef struct score_work {
     float *w;     /* [ROWS][SCORE_MAX_HEAD]               */
     float *q;     /* [block-rounded heads][n_cell] one row before it is transposed */
     float *key;   /* [SCORE_CHUNK][n_cell]                */
-    float *sum;   /* [SCORE_CHUNK][lanes]                 */
+    float *sum;   /* [SCORE_CHUNK][lanes], or [SCORE_PART][lanes of a shared panel] */
     float *scale; /* [SCORE_CHUNK]                        */
 } score_work;
 
@@ -59,12 +63,30 @@ static int32_t padded_heads(const score_isa *isa, int32_t n_head)
     return (n_head + block - 1) / block * block;
 }
 
+/* Lanes of a row where rows share a panel, 0 where they do not: a matter of n_head alone. */
+static int32_t row_lanes_of(int32_t n_head)
+{
+    return n_head <= 4 ? 4 : n_head <= 8 ? 8 : 0;
+}
+
+/* Cells of the query of one row, or of all rows of a task where they share a panel. */
+static size_t panel_cells_of(const score_isa *isa, const index_score_args *a)
+{
+    const int32_t lanes = row_lanes_of(a->n_head);
+    return (size_t)padded_heads(isa, lanes != 0 ? ROWS * lanes : a->n_head) *
+           (size_t)cells_of(isa, a);
+}
+
+static int32_t n_panel(const index_score_args *a)
+{
+    return row_lanes_of(a->n_head) != 0 ? 1 : ROWS;
+}
+
 static size_t worker_floats(const score_isa *isa, const index_score_args *a)
 {
     const size_t n_cell = (size_t)cells_of(isa, a);
-    const size_t panel = (size_t)padded_heads(isa, a->n_head) * n_cell;
-    return (ROWS + 1) * panel + (size_t)ROWS * SCORE_MAX_HEAD +
-           SCORE_CHUNK * (n_cell + (size_t)isa->lanes + 1);
+    return (size_t)(n_panel(a) + 1) * panel_cells_of(isa, a) + (size_t)ROWS * SCORE_MAX_HEAD +
+           SCORE_CHUNK * (n_cell + 1) + SUMS;
 }
 
 static size_t worker_bytes(const score_isa *isa, const index_score_args *a)
@@ -93,37 +115,75 @@ static score_work work_of(const score_job *j, int i_worker)
     float *p = (float *)(void *)(j->work + (size_t)i_worker * worker_bytes(j->isa, j->a));
     score_work w;
     w.panel = p;
-    w.q = w.panel + ROWS * j->panel_cells;
+    w.q = w.panel + (size_t)n_panel(j->a) * j->panel_cells;
     w.key = w.q + j->panel_cells;
     w.sum = w.key + SCORE_CHUNK * n_cell;
-    w.w = w.sum + SCORE_CHUNK * (size_t)j->isa->lanes;
+    w.w = w.sum + SUMS;
     w.scale = w.w + (size_t)ROWS * SCORE_MAX_HEAD;
     return w;
+}
+
+/* The query of one row as [n_head][n_cell] cells. */
+static void unpack_query(const score_job *j, int64_t row, float *to)
+{
+    const index_score_args *a = j->a;
+    const int64_t at = row * a->n_head * DIM;
+    if (a->fmt == KVS_INDEX_F32) {
+        memcpy(to, (const float *)a->q + at, (size_t)a->n_head * DIM * sizeof(float));
+    } else {
+        j->isa->unpack((const uint8_t *)a->q + at, a->n_head, to);
+    }
+}
+
+static void transpose_query(const score_job *j, const float *q, int32_t n_head, int32_t block,
+                            float *panel)
+{
+    for (int32_t h = 0; h < n_head; h += block) {
+        const size_t skip = (size_t)h * (size_t)j->n_cell;
+        j->isa->transpose(q + skip, block, j->n_cell, panel + skip, block);
+    }
+}
+
+/* The weights of one row's heads, zero in lanes up to `lanes`. */
+static void pack_weights(const score_job *j, int64_t row, float *weight, int32_t lanes)
+{
+    const index_score_args *a = j->a;
+    const float factor = a->fmt == KVS_INDEX_F32 ? 1.0f : j->isa->w_factor;
+    for (int32_t h = 0; h < lanes; h++) {
+        weight[h] = h < a->n_head ? a->w[row * a->n_head + h] * factor : 0.0f;
+    }
 }
 
 /* Query and weights of one row into panel i. */
 static void pack_row(const score_job *j, const score_work *w, int64_t row, int64_t i)
 {
-    const index_score_args *a = j->a;
-    const size_t n_cell = (size_t)j->n_cell;
-    const size_t used = (size_t)a->n_head * n_cell;
-    const int64_t at = row * a->n_head * DIM;
+    const size_t used = (size_t)j->a->n_head * (size_t)j->n_cell;
     memset(w->q + used, 0, (j->panel_cells - used) * sizeof(float));
-    if (a->fmt == KVS_INDEX_F32) {
-        memcpy(w->q, (const float *)a->q + at, used * sizeof(float));
-    } else {
-        j->isa->unpack((const uint8_t *)a->q + at, a->n_head, w->q);
+    unpack_query(j, row, w->q);
+    transpose_query(j, w->q, j->a->n_head, j->block, w->panel + (size_t)i * j->panel_cells);
+    pack_weights(j, row, w->w + i * SCORE_MAX_HEAD, SCORE_MAX_HEAD);
+}
+
+/* Rows [first, first + n_row) side by side in one panel. */
+static score_panel pack_rows(const score_job *j, const score_work *w, int64_t first, int64_t n_row)
+{
+    const int32_t used = (int32_t)n_row * j->row_lanes;
+    const int32_t block = j->isa->block(used);
+    const score_panel p = {.cell = w->panel,
+                           .w = w->w,
+                           .n_head = j->a->n_head,
+                           .n_cell = j->n_cell,
+                           .block = block,
+                           .row_lanes = j->row_lanes,
+                           .lanes = (used + block - 1) / block * block};
+    memset(w->q, 0, (size_t)p.lanes * (size_t)j->n_cell * sizeof(float));
+    memset(w->w, 0, (size_t)p.lanes * sizeof(float));
+    for (int64_t i = 0; i < n_row; i++) {
+        unpack_query(j, first + i, w->q + i * j->row_lanes * j->n_cell);
+        pack_weights(j, first + i, w->w + i * j->row_lanes, j->row_lanes);
     }
-    float *panel = w->panel + (size_t)i * j->panel_cells;
-    for (int32_t h = 0; h < a->n_head; h += j->block) {
-        const size_t skip = (size_t)h * n_cell;
-        j->isa->transpose(w->q + skip, j->block, j->n_cell, panel + skip, j->block);
-    }
-    float *weight = w->w + i * SCORE_MAX_HEAD;
-    const float factor = a->fmt == KVS_INDEX_F32 ? 1.0f : j->isa->w_factor;
-    for (int32_t h = 0; h < SCORE_MAX_HEAD; h++) {
-        weight[h] = h < a->n_head ? a->w[row * a->n_head + h] * factor : 0.0f;
-    }
+    transpose_query(j, w->q, p.lanes, block, w->panel);
+    return p;
 }
 
 /* Unpacks local indices [l, l + n), l at the start of a page; bit p of the result: page p is bad. */
@@ -152,18 +212,9 @@ static uint32_t unpack_chunk(const score_job *j, const score_work *w, const int3
     return bad;
 }
 
-/* Scores of n keys of the chunk for one row. */
-static void score_chunk(const score_job *j, const score_work *w, int64_t i, int64_t n, uint32_t bad,
-                        float *out, score_count *count)
+/* Takes back what n keys of bad pages were given, and counts. */
+static void settle_chunk(int64_t n, uint32_t bad, float *out, score_count *count)
 {
-    const index_score_args *a = j->a;
-    const score_panel p = {.cell = w->panel + (size_t)i * j->panel_cells,
-                           .w = w->w + i * SCORE_MAX_HEAD,
-                           .n_head = a->n_head,
-                           .n_cell = j->n_cell,
-                           .block = j->block};
-    j->isa->sums(&p, w->key, a->fmt, (int32_t)n, w->sum);
-    j->isa->finish(w->sum, w->scale, (int32_t)n, out);
     int64_t n_bad = 0;
     for (int64_t at = 0; bad >> (at / KVS_PAGE_TOKENS) != 0 && at < n; at += KVS_PAGE_TOKENS) {
         if (bad >> (at / KVS_PAGE_TOKENS) & 1) {
@@ -178,6 +229,18 @@ static void score_chunk(const score_job *j, const score_work *w, int64_t i, int6
     count->n_key += (uint64_t)(n - n_bad);
 }
 
+/* Scores of n keys of the chunk for one row. */
+static void score_chunk(const score_job *j, const score_work *w, int64_t i, int64_t n, float *out)
+{
+    const score_panel p = {.cell = w->panel + (size_t)i * j->panel_cells,
+                           .w = w->w + i * SCORE_MAX_HEAD,
+                           .n_head = j->a->n_head,
+                           .n_cell = j->n_cell,
+                           .block = j->block};
+    j->isa->sums(&p, w->key, j->a->fmt, (int32_t)n, w->sum);
+    j->isa->finish(w->sum, w->scale, (int32_t)n, out);
+}
+
 /* The columns of [begin, end) that a row may score end here. */
 static int64_t row_end(const index_score_args *a, int64_t row, int64_t begin, int64_t end)
 {
@@ -185,39 +248,93 @@ static int64_t row_end(const index_score_args *a, int64_t row, int64_t begin, in
     return len < begin ? begin : len < end ? len : end;
 }
 
+/* The rows of a task, and where their scores go. */
+typedef struct score_rows {
+    int64_t first, n_row;
+    int64_t begin, end; /* columns */
+} score_rows;
+
+/* Row i's scores, so that column c is [c]. */
+static float *scores_of(const index_score_args *a, const score_rows *t, int64_t i)
+{
+    return a->score + (t->first + i) * a->score_stride - a->col_begin;
+}
+
+/* Columns [c, c + n) that row i may score. */
+static int64_t own_columns(const index_score_args *a, const score_rows *t, int64_t i, int64_t c,
+                           int64_t n)
+{
+    return row_end(a, t->first + i, c, c + n) - c;
+}
+
+/* Keys [c, c + n), unpacked, for rows that share panel p: part by part, so that the sums of all rows stay in
+ * the first cache. */
+static void score_shared(const score_job *j, const score_work *w, const score_panel *p,
+                         const score_rows *t, int64_t c, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += SCORE_PART) {
+        const int64_t m = n - at < SCORE_PART ? n - at : SCORE_PART;
+        j->isa->sums(p, w->key + at * j->n_cell, j->a->fmt, (int32_t)m, w->sum);
+        for (int64_t i = 0; i < t->n_row; i++) {
+            const int64_t n_own = own_columns(j->a, t, i, c + at, m);
+            if (n_own > 0) {
+                j->isa->finish_row(p, w->sum + i * p->row_lanes, w->scale + at, (int32_t)n_own,
+                                   scores_of(j->a, t, i) + c + at);
+            }
+        }
+    }
+}
+
+/* The columns past its bound, for every row; the rows' queries into panels; returns the last column that a
+ * row scores. */
+static int64_t begin_rows(const score_job *j, const score_work *w, const score_rows *t)
+{
+    int64_t limit = t->begin;
+    for (int64_t i = 0; i < t->n_row; i++) {
+        const int64_t stop = row_end(j->a, t->first + i, t->begin, t->end);
+        float *score = scores_of(j->a, t, i);
+        for (int64_t c = stop; c < t->end; c++) {
+            score[c] = -INFINITY;
+        }
+        if (stop > t->begin && j->row_lanes == 0) {
+            pack_row(j, w, t->first + i, i);
+        }
+        limit = stop > limit ? stop : limit;
+    }
+    return limit;
+}
+
 static void score_task(void *ctx, int64_t i_task, int i_worker)
 {
     const score_job *j = ctx;
     const index_score_args *a = j->a;
-    const int64_t first = j->begin[i_task / j->n_range];
-    const int64_t n_row = j->begin[i_task / j->n_range + 1] - first;
-    const int64_t begin = a->col_begin + i_task % j->n_range * RANGE;
-    const int64_t end = begin + RANGE < a->col_end ? begin + RANGE : a->col_end;
+    score_rows t;
+    t.first = j->begin[i_task / j->n_range];
+    t.n_row = j->begin[i_task / j->n_range + 1] - t.first;
+    t.begin = a->col_begin + i_task % j->n_range * RANGE;
+    t.end = t.begin + RANGE < a->col_end ? t.begin + RANGE : a->col_end;
     const score_work w = work_of(j, i_worker);
-    int64_t limit = begin;
-    for (int64_t i = 0; i < n_row; i++) {
-        const int64_t row = first + i;
-        const int64_t stop = row_end(a, row, begin, end);
-        float *score = a->score + row * a->score_stride - a->col_begin;
-        for (int64_t c = stop; c < end; c++) {
-            score[c] = -INFINITY;
-        }
-        if (stop > begin) {
-            pack_row(j, &w, row, i);
-        }
-        limit = stop > limit ? stop : limit;
+    const int64_t limit = begin_rows(j, &w, &t);
+    score_panel shared = {0};
+    if (j->row_lanes != 0 && limit > t.begin) {
+        shared = pack_rows(j, &w, t.first, t.n_row);
     }
-    const int32_t req = a->row_req[first];
+    const int32_t req = a->row_req[t.first];
     const int32_t *table = req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
-    for (int64_t c = begin; c < limit; c += SCORE_CHUNK) {
+    for (int64_t c = t.begin; c < limit; c += SCORE_CHUNK) {
         const int64_t n = limit - c < SCORE_CHUNK ? limit - c : SCORE_CHUNK;
         const uint32_t bad = unpack_chunk(j, &w, table, c, n);
-        for (int64_t i = 0; i < n_row; i++) {
-            const int64_t n_own = row_end(a, first + i, c, c + n) - c;
+        if (j->row_lanes != 0) {
+            score_shared(j, &w, &shared, &t, c, n);
+        }
+        for (int64_t i = 0; i < t.n_row; i++) {
+            const int64_t n_own = own_columns(a, &t, i, c, n);
             if (n_own > 0) {
-                score_chunk(j, &w, i, n_own, bad,
-                            a->score + (first + i) * a->score_stride + (c - a->col_begin),
-                            &j->count[i_worker]);
+                float *out = scores_of(a, &t, i) + c;
+                if (j->row_lanes == 0) {
+                    score_chunk(j, &w, i, n_own, out);
+                }
+                settle_chunk(n_own, bad, out, &j->count[i_worker]);
             }
         }
     }
@@ -243,9 +360,13 @@ void index_score_run(const score_isa *isa, const index_score_args *a, dev_queue 
         return;
     }
     const size_t n_worker = worker_count(q);
-    score_job j = {.isa = isa, .a = a, .block = isa->block(a->n_head), .n_cell = cells_of(isa, a)};
+    score_job j = {.isa = isa,
+                   .a = a,
+                   .block = isa->block(a->n_head),
+                   .n_cell = cells_of(isa, a),
+                   .row_lanes = row_lanes_of(a->n_head)};
     j.n_range = shard_cdiv(n_col, RANGE);
-    j.panel_cells = (size_t)padded_heads(isa, a->n_head) * (size_t)j.n_cell;
+    j.panel_cells = panel_cells_of(isa, a);
     j.count = a->scratch;
     j.work = (uint8_t *)a->scratch + n_worker * sizeof *j.count;
     j.begin = (int32_t *)(void *)(j.work + n_worker * worker_bytes(isa, a));

@@ -25,7 +25,12 @@ static void score_unpack(const uint8_t *code, int64_t n, float *cell)
 static void score_sums(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum)
 {
     (void)fmt;
-    for (int32_t h = 0; h < p->n_head; h += NZ * L) {
+    for (int32_t h = 0; h < p->lanes; h += NZ * L) {
+        for (int32_t k = 0; k < n; k += NK) {
+            score_group_rows(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, sum + k * p->lanes);
+        }
+    }
+    for (int32_t h = p->lanes; p->row_lanes == 0 && h < p->n_head; h += NZ * L) {
         for (int32_t k = 0; k < n; k += NK) {
             score_group(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, sum + k * L);
         }
@@ -41,6 +46,7 @@ static const score_isa g_isa = {
     .transpose = score_transpose,
     .sums = score_sums,
     .finish = score_finish,
+    .finish_row = score_finish_row,
 };
 
 static void index_score_avx2(const index_score_args *a, dev_queue *q)

@@ -55,33 +55,42 @@ static void score_unpack(const uint8_t *code, int64_t n, float *cell)
 }
 
 SIMD_FN void sums_of(const score_panel *p, const float *key, int32_t n, const int nz, const int nk,
-                     const int pairs, float *sum)
+                     const int pairs, const int rows, float *sum)
 {
     for (int32_t k = 0; k < n; k += nk) {
-        score_group(p, 0, key + (int64_t)k * p->n_cell, nz, nk, pairs, sum + k * L);
+        const float *at = key + (int64_t)k * p->n_cell;
+        if (rows) {
+            score_group_rows(p, 0, at, nz, nk, pairs, sum + k * p->lanes);
+        } else {
+            score_group(p, 0, at, nz, nk, pairs, sum + k * L);
+        }
     }
 }
 
-#define SCORE_SUMS(nz, nk, pairs)                                                                  \
-    static void sums_##nz##_##pairs(const score_panel *p, const float *key, int32_t n, float *sum) \
+#define SCORE_SUMS(nz, nk, pairs, rows)                                                            \
+    static void sums_##nz##_##pairs##_##rows(const score_panel *p, const float *key, int32_t n,    \
+                                             float *sum)                                           \
     {                                                                                              \
-        sums_of(p, key, n, nz, nk, pairs, sum);                                                    \
+        sums_of(p, key, n, nz, nk, pairs, rows, sum);                                              \
     }
-SCORE_SUMS(1, 24, 0)
-SCORE_SUMS(2, 12, 0)
-SCORE_SUMS(3, 8, 0)
-SCORE_SUMS(4, 6, 0)
-SCORE_SUMS(1, 24, 1)
-SCORE_SUMS(2, 12, 1)
-SCORE_SUMS(3, 8, 1)
-SCORE_SUMS(4, 6, 1)
+#define SCORE_SUMS_ALL(pairs, rows)                                                                \
+    SCORE_SUMS(1, 24, pairs, rows)                                                                 \
+    SCORE_SUMS(2, 12, pairs, rows)                                                                 \
+    SCORE_SUMS(3, 8, pairs, rows)                                                                  \
+    SCORE_SUMS(4, 6, pairs, rows)
+SCORE_SUMS_ALL(0, 0)
+SCORE_SUMS_ALL(0, 1)
+SCORE_SUMS_ALL(1, 0)
+SCORE_SUMS_ALL(1, 1)
 
 static void score_sums(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum)
 {
     typedef void (*sums_fn)(const score_panel *, const float *, int32_t, float *);
-    static const sums_fn fn[2][4] = {{sums_1_0, sums_2_0, sums_3_0, sums_4_0},
-                                     {sums_1_1, sums_2_1, sums_3_1, sums_4_1}};
-    fn[fmt != KVS_INDEX_F32][p->block / L - 1](p, key, n, sum);
+    static const sums_fn fn[2][2][4] = {{{sums_1_0_0, sums_2_0_0, sums_3_0_0, sums_4_0_0},
+                                         {sums_1_0_1, sums_2_0_1, sums_3_0_1, sums_4_0_1}},
+                                        {{sums_1_1_0, sums_2_1_0, sums_3_1_0, sums_4_1_0},
+                                         {sums_1_1_1, sums_2_1_1, sums_3_1_1, sums_4_1_1}}};
+    fn[fmt != KVS_INDEX_F32][p->row_lanes != 0][p->block / L - 1](p, key, n, sum);
 }
 
 static const score_isa g_isa = {
@@ -93,6 +102,7 @@ static const score_isa g_isa = {
     .transpose = score_transpose,
     .sums = score_sums,
     .finish = score_finish,
+    .finish_row = score_finish_row,
 };
 
 static void index_score_simd(const index_score_args *a, dev_queue *q)

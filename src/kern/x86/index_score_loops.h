@@ -44,14 +44,13 @@ SIMD_FN vf cell_product(vf acc, const float *q, const float *key, int pairs)
     return vf_fma(vf_loadu(q), vf_bcast(key), acc);
 }
 
-/* One block of nz vectors of heads times nk keys. first_head numbers the block's heads; sum[nk][L] is
- * written by the first block and added to by later ones. nz, nk and pairs are constants of the caller. */
-SIMD_FN void score_group(const score_panel *p, int32_t first_head, const float *key, const int nz,
-                         const int nk, const int pairs, float *sum)
+/* acc[k * nz + z] = one block of nz vectors of heads times nk keys. nz, nk and pairs are constants of the
+ * caller. */
+SIMD_FN void group_products(const score_panel *p, int32_t first_head, const float *key,
+                            const int nz, const int nk, const int pairs, vf acc[24])
 {
     const float *q = p->cell + (int64_t)first_head * p->n_cell;
     const int32_t n_cell = pairs ? KVS_INDEX_DIM / 2 : KVS_INDEX_DIM;
-    vf acc[24];
     SIMD_UNROLL
     for (int i = 0; i < nk * nz; i++) {
         acc[i] = vf_zero();
@@ -66,6 +65,15 @@ SIMD_FN void score_group(const score_panel *p, int32_t first_head, const float *
             }
         }
     }
+}
+
+/* A block of the heads of one row. first_head numbers the block's heads; sum[nk][L] is written by the first
+ * block and added to by later ones. */
+SIMD_FN void score_group(const score_panel *p, int32_t first_head, const float *key, const int nz,
+                         const int nk, const int pairs, float *sum)
+{
+    vf acc[24];
+    group_products(p, first_head, key, nz, nk, pairs, acc);
     vm none[4];
     SIMD_UNROLL
     for (int z = 0; z < nz; z++) {
@@ -81,6 +89,29 @@ SIMD_FN void score_group(const score_panel *p, int32_t first_head, const float *
             s = vf_fma(relu, vf_loadu(p->w + first_head + z * L), s);
         }
         vf_storeu(sum + k * L, s);
+    }
+}
+
+/* A block of several rows: sum[nk][p->lanes] receives every lane by itself. */
+SIMD_FN void score_group_rows(const score_panel *p, int32_t first_lane, const float *key,
+                              const int nz, const int nk, const int pairs, float *sum)
+{
+    vf acc[24];
+    group_products(p, first_lane, key, nz, nk, pairs, acc);
+    uint32_t bits =
+        0; /* lanes without a head: the same in every vector, since a row's lanes divide L */
+    for (uint32_t l = 0; l < L; l++) {
+        bits |= (uint32_t)((int32_t)l % p->row_lanes >= p->n_head) << l;
+    }
+    const vm none = vm_from_bits(bits);
+    SIMD_UNROLL
+    for (int k = 0; k < nk; k++) {
+        SIMD_UNROLL
+        for (int z = 0; z < nz; z++) {
+            const vf relu = vf_zero_where(none, vf_max(vf_zero(), acc[k * nz + z]));
+            vf_storeu(sum + k * p->lanes + first_lane + z * L,
+                      vf_mul(relu, vf_loadu(p->w + first_lane + z * L)));
+        }
     }
 }
 
@@ -101,17 +132,62 @@ static __m256 add_lanes(const float *sum)
     return _mm256_add_ps(even, odd);
 }
 
+/* The four lanes of eight keys added: (0 + 2) + (1 + 3). */
+static __m256 add_four(const float *sum, int32_t stride)
+{
+    __m256 t[4];
+    SIMD_UNROLL
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(sum + i * stride)),
+                                    _mm_loadu_ps(sum + (i + 4) * stride), 1);
+    }
+    const __m256 a = _mm256_unpacklo_ps(t[0], t[1]), b = _mm256_unpackhi_ps(t[0], t[1]);
+    const __m256 c = _mm256_unpacklo_ps(t[2], t[3]), d = _mm256_unpackhi_ps(t[2], t[3]);
+    const __m256 l0 = _mm256_shuffle_ps(a, c, 0x44), l1 = _mm256_shuffle_ps(a, c, 0xee);
+    const __m256 l2 = _mm256_shuffle_ps(b, d, 0x44), l3 = _mm256_shuffle_ps(b, d, 0xee);
+    return _mm256_add_ps(_mm256_add_ps(l0, l2), _mm256_add_ps(l1, l3));
+}
+
+/* The eight lanes of eight keys added, in the order of add_lanes. */
+static __m256 add_eight(const float *sum, int32_t stride)
+{
+    __m256 t[8];
+    SIMD_UNROLL
+    for (int i = 0; i < 8; i++) {
+        t[i] = _mm256_loadu_ps(sum + i * stride);
+    }
+    transpose8(t);
+    const __m256 even = _mm256_add_ps(_mm256_add_ps(t[0], t[4]), _mm256_add_ps(t[2], t[6]));
+    const __m256 odd = _mm256_add_ps(_mm256_add_ps(t[1], t[5]), _mm256_add_ps(t[3], t[7]));
+    return _mm256_add_ps(even, odd);
+}
+
+static void store_scores(float *out, int32_t n, __m256 s)
+{
+    if (n >= 8) {
+        _mm256_storeu_ps(out, s);
+        return;
+    }
+    float last[8];
+    _mm256_storeu_ps(last, s);
+    memcpy(out, last, (size_t)n * sizeof *out);
+}
+
+static void score_finish_row(const score_panel *p, const float *sum, const float *scale, int32_t n,
+                             float *out)
+{
+    for (int32_t k = 0; k < n; k += 8) {
+        const float *from = sum + (int64_t)k * p->lanes;
+        const __m256 s = p->row_lanes == 4 ? add_four(from, p->lanes) : add_eight(from, p->lanes);
+        store_scores(out + k, n - k, _mm256_mul_ps(s, _mm256_loadu_ps(scale + k)));
+    }
+}
+
 static void score_finish(const float *sum, const float *scale, int32_t n, float *out)
 {
     for (int32_t k = 0; k < n; k += 8) {
-        const __m256 s = _mm256_mul_ps(add_lanes(sum + k * L), _mm256_loadu_ps(scale + k));
-        if (k + 8 <= n) {
-            _mm256_storeu_ps(out + k, s);
-        } else {
-            float last[8];
-            _mm256_storeu_ps(last, s);
-            memcpy(out + k, last, (size_t)(n - k) * sizeof *out);
-        }
+        store_scores(out + k, n - k,
+                     _mm256_mul_ps(add_lanes(sum + k * L), _mm256_loadu_ps(scale + k)));
     }
 }
 
