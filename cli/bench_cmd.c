@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/bench.h"
 #include "cli/cli.h"
 #include "kvspan/bench.h"
 
@@ -20,6 +21,7 @@ typedef struct bench {
     json_t *rows;
     bool to_stdout; /* CSV or JSON goes there: no table */
     int n_row;
+    double tok_per_s; /* of the row at hand; 0 where it has none */
 } bench;
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -58,7 +60,7 @@ static void json_count(json_t *o, const char *key, int64_t v)
     json_object_set_new(o, key, v > 0 ? json_integer(v) : json_null());
 }
 
-static json_t *json_row(const kvs_bench_row *r)
+static json_t *json_row(const kvs_bench_row *r, double tok_per_s)
 {
     json_t *o = json_pack("{s:s, s:s, s:s, s:s}", "case", r->name, "op", r->op, "variant",
                           r->variant, "device", r->device);
@@ -78,6 +80,9 @@ static json_t *json_row(const kvs_bench_row *r)
         "share", r->share, "check", r->passed ? "pass" : "FAIL", "err", r->err);
     json_object_update(o, rest);
     json_decref(rest);
+    if (tok_per_s > 0.0) {
+        json_object_set_new(o, "tok_per_s", json_real(tok_per_s));
+    }
     return o;
 }
 
@@ -115,7 +120,11 @@ static void table_row(bench *b, const kvs_bench_row *r)
     } else {
         printf(" %9s", "-");
     }
-    printf("  %4.0f %% %-10s %s\n", 100.0 * r->share, r->ceiling_kind, r->passed ? "pass" : "FAIL");
+    printf("  %4.0f %% %-10s %s", 100.0 * r->share, r->ceiling_kind, r->passed ? "pass" : "FAIL");
+    if (b->tok_per_s > 0.0) {
+        printf("  %.1f tokens/s", b->tok_per_s);
+    }
+    putchar('\n');
     fflush(stdout);
 }
 
@@ -130,9 +139,16 @@ static void on_row(void *ctx, const kvs_bench_row *r)
         csv_row(b->csv.f, r);
     }
     if (b->rows != NULL) {
-        json_array_append_new(b->rows, json_row(r));
+        json_array_append_new(b->rows, json_row(r, b->tok_per_s));
     }
     b->n_row++;
+}
+
+static void on_model_row(void *ctx, const kvs_bench_row *r, double tok_per_s)
+{
+    bench *b = ctx;
+    b->tok_per_s = tok_per_s;
+    on_row(b, r);
 }
 
 static int on_progress(void *ctx, const char *what, int64_t done, int64_t total)
@@ -220,18 +236,12 @@ static const kvs_bench_op *find_op(const char *name)
 
 static int refuse_op(const char *name)
 {
-    if (strcmp(name, "decode") == 0 || strcmp(name, "prefill") == 0 || strcmp(name, "gemm") == 0) {
-        return cli_fail(CLI_USAGE,
-                        "bench %s: this version does not have it: see kvspan bench "
-                        "--help",
-                        name);
-    }
-    char known[128] = "";
+    char known[160] = "";
     for (int32_t i = 0; kvs_bench_ops(i) != NULL; i++) {
         strncat(known, i > 0 ? ", " : "", sizeof known - strlen(known) - 1);
         strncat(known, kvs_bench_ops(i)->name, sizeof known - strlen(known) - 1);
     }
-    return cli_fail(CLI_USAGE, "no bench \"%.40s\": use %s", name, known);
+    return cli_fail(CLI_USAGE, "no bench \"%.40s\": use %s, decode, prefill", name, known);
 }
 
 static bool is_stdout(const char *path)
@@ -297,14 +307,56 @@ static void say_own_grid(const bench *b)
             return;
         }
     }
-    if (b->cfg.op != NULL) {
+    if (b->cfg.op != NULL && find_op(b->cfg.op) != NULL) {
         fprintf(stderr, "bench %s: %s; under a minute\n", b->cfg.op, find_op(b->cfg.op)->about);
     }
+}
+
+/* Options of the kernels' benches that a whole model has no use for, and the reverse. Returns -1 when all is well. */
+static int check_options(const bench *b, const char *op, bool whole)
+{
+    static const char *const of_kernel[] = {"q", "heads", "topk", "invalid", "warm", "cold", "pool"};
+    static const char *const of_model[] = {"model", "tp", "mtp"};
+    const char *const *no = whole ? of_kernel : of_model;
+    const size_t n = whole ? sizeof of_kernel / sizeof *of_kernel : sizeof of_model / sizeof *of_model;
+    for (size_t i = 0; i < n; i++) {
+        if (given(b, no[i])) {
+            return cli_fail(CLI_USAGE, "--%s: bench %s has no use for it: leave it out", no[i],
+                            op != NULL ? op : "without an op");
+        }
+    }
+    if (whole && kvs_options_text(b->o, "model", 0) == NULL) {
+        return cli_fail(CLI_USAGE, "bench %s: no model: name its folder with -m DIR", op);
+    }
+    for (int32_t i = 0; whole && i < b->cfg.batch.n; i++) {
+        if (b->cfg.batch.v[i] != 1) {
+            return cli_fail(CLI_USAGE,
+                            "--batch %" PRId64 ": bench %s times one request at a time: use 1",
+                            b->cfg.batch.v[i], op);
+        }
+    }
+    return -1;
+}
+
+static kvs_status run_model(bench *b, const char *op, kvs_error *err)
+{
+    const bench_model m = {.cfg = &b->cfg,
+                           .op = op,
+                           .model_dir = kvs_options_text(b->o, "model", 0),
+                           .tp = (int32_t)kvs_options_int(b->o, "tp", 0),
+                           .mtp = (int32_t)kvs_options_int(b->o, "mtp", 0),
+                           .row = on_model_row};
+    return bench_model_run(&m, err);
 }
 
 static int run(bench *b, const char *op)
 {
     fill_config(b, op);
+    const bool model = op != NULL && bench_model_has(op);
+    const int refused = check_options(b, op, model);
+    if (refused >= 0) {
+        return refused;
+    }
     say_own_grid(b);
     if (!open_outputs(b)) {
         return CLI_FAILED;
@@ -312,10 +364,13 @@ static int run(bench *b, const char *op)
     cli_catch_interrupt();
     cli_progress_begin(&b->bar);
     kvs_error err;
-    const kvs_status st = kvs_bench_run(&b->cfg, &err);
+    const kvs_status st = model ? run_model(b, op, &err) : kvs_bench_run(&b->cfg, &err);
     cli_progress_wipe(&b->bar);
     const bool whole = st >= 0 || (st == KVS_INTERNAL && b->n_row > 0);
     const int code = commit_outputs(b, whole);
+    if (st < 0 && model && (st == KVS_IO || st == KVS_FORMAT || st == KVS_UNSUPPORTED)) {
+        return cli_fail_error(CLI_INPUT, &err);
+    }
     return st < 0 ? cli_fail_error(code_of(st), &err) : code;
 }
 
@@ -332,6 +387,13 @@ static void about_text(char *text, size_t cap)
         n += (size_t)snprintf(text + n, cap - n, "  %-9s %s\n", kvs_bench_ops(i)->name,
                               kvs_bench_ops(i)->about);
     }
+    if (n < cap) {
+        snprintf(text + n, cap - n,
+                 "\nA whole model, with -m DIR, one request, two runs whose logits must be the same bits:\n"
+                 "  %-9s one step of an answer after a prompt of --len tokens (256, 1024)\n"
+                 "  %-9s a prompt of --len tokens\n",
+                 "decode", "prefill");
+    }
 }
 
 int cli_bench(int argc, char **argv)
@@ -345,7 +407,7 @@ int cli_bench(int argc, char **argv)
     }
     const char *op = kvs_options_n_arg(o) > 0 ? kvs_options_arg(o, 0) : NULL;
     code = cli_no_more_args(o, "bench", 1);
-    if (code < 0 && op != NULL && find_op(op) == NULL) {
+    if (code < 0 && op != NULL && find_op(op) == NULL && !bench_model_has(op)) {
         code = refuse_op(op);
     }
     if (code < 0) {

@@ -147,6 +147,11 @@ typedef struct kvs_plan {
 
     int32_t n_refusal;
     kvs_plan_refusal refusal[KVS_PLAN_MAX_REFUSAL];
+
+    /* what a token's pass through the main model takes: its active experts, no embedding table */
+    int64_t step_param;       /* parameters, the head's not counted */
+    int64_t head_param;       /* of the head: only for rows whose logits are wanted */
+    int64_t step_weight_bytes; /* of both, over all ranks */
 } kvs_plan;
 
 /* An empty result of the size that the caller was compiled with. */

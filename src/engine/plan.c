@@ -568,6 +568,9 @@ kvs_status plan_make(kvs_plan *p, const hp *g, const kvs_plan_config *cfg, const
 
     p->checkpoint_bytes =
         weights_bytes(g, WEIGHTS_MAIN, p->weights) + weights_bytes(g, WEIGHTS_MTP, p->weights);
+    p->step_param = weights_step_params(g);
+    p->head_param = weights_head_params(g);
+    p->step_weight_bytes = weights_step_bytes(g, p->weights);
     size_token(p, g);
     TRY(size_rank(p, g, kern, err));
     size_fit(p, g);

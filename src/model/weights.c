@@ -252,3 +252,39 @@ int64_t weights_rank_bytes_max(const hp *g, weights_part part, kvs_weight_format
     }
     return most;
 }
+
+int64_t weights_head_params(const hp *g)
+{
+    return (int64_t)g->vocab * g->hidden;
+}
+
+/* Parameters, or bytes where bytes is set, of the main model with n_active of each layer's experts. */
+static int64_t active(const hp *g, kvs_weight_format format, bool bytes)
+{
+    block b[N_BLOCK];
+    part_blocks(g, WEIGHTS_MAIN, b);
+    int64_t sum = 0;
+    for (int i = 0; i < N_BLOCK; i++) {
+        tensor_list l = {.n = 0};
+        b[i].list(&l, g);
+        for (int32_t k = 0; k < l.n; k++) {
+            const tensor *t = &l.t[k];
+            const int64_t copies = t->n_expert > 0 ? g->n_active : 1;
+            const int64_t params = t->store != STORE_F32 ? t->out * t->in : 0;
+            sum += b[i].n * copies *
+                   (bytes ? region_bytes(t->store, format, 0, t->out, 0, t->in) : params);
+        }
+    }
+    return sum;
+}
+
+int64_t weights_step_params(const hp *g)
+{
+    return active(g, KVS_WEIGHT_BF16, false) - weights_head_params(g) * (g->tied ? 1 : 2);
+}
+
+int64_t weights_step_bytes(const hp *g, kvs_weight_format format)
+{
+    enum { BF16_BYTES = 2 };
+    return active(g, format, true) - (g->tied ? 0 : weights_head_params(g) * BF16_BYTES);
+}

@@ -29,4 +29,10 @@ int64_t weights_rank_bytes(const hp *g, weights_part part, kvs_weight_format for
 int64_t weights_rank_bytes_max(const hp *g, weights_part part, kvs_weight_format format,
                                int32_t tp, int32_t ep);
 
+/* What one token's pass through the main model is multiplied with: its active experts and no embedding table.
+ * Parameters without the head's; bytes with the head's. */
+int64_t weights_step_params(const hp *g);
+int64_t weights_step_bytes(const hp *g, kvs_weight_format format);
+int64_t weights_head_params(const hp *g);
+
 #endif

@@ -4,6 +4,8 @@
 #include <jansson.h>
 #include <unistd.h>
 
+static const char *model;
+
 static const char k_head[] =
     "case,op,variant,device,batch,q,heads,len,topk,dcp,invalid,kv,median_us,min_us,p90_us,graph_us,"
     "gflops,gbytes,flop_per_s,byte_per_s,ceiling_kind,ceiling,share,check,err\n";
@@ -69,6 +71,41 @@ static void json_says_the_same(void **state)
     prog_free(&p);
 }
 
+/* Rows of both benches on ranks with drafts: the runs agree, and rates are the work over the median. */
+static void a_model_is_timed_end_to_end(void **state)
+{
+    (void)state;
+    for (int decode = 0; decode < 2; decode++) {
+        prog p = RUN("bench", decode ? "decode" : "prefill", "-m", model, "--len", "70", "--dcp",
+                     "1,2", "--tp", "2", "--mtp", "1", "--reps", "3", "--threads", "1", "--json", "-");
+        if (p.code != 0) {
+            fail_msg("exit code %d: %s", p.code, p.err);
+        }
+        json_t *root = json_loads(p.out, JSON_REJECT_DUPLICATES, NULL);
+        const json_t *rows = json_object_get(root, "rows");
+        assert_int_equal(json_array_size(rows), 2);
+        for (size_t i = 0; i < 2; i++) {
+            const json_t *row = json_array_get(rows, i);
+            assert_int_equal(json_integer_value(json_object_get(row, "dcp")), i + 1);
+            assert_int_equal(json_integer_value(json_object_get(row, "len")), 70);
+            assert_int_equal(json_integer_value(json_object_get(row, "reps")), decode ? 6 : 3);
+            assert_string_equal(json_string_value(json_object_get(row, "check")), "pass");
+            assert_true(json_real_value(json_object_get(row, "tok_per_s")) > 0.0);
+            const double us = json_real_value(json_object_get(row, "median_us"));
+            const char *work = decode ? "gbytes" : "gflops";
+            const char *rate = decode ? "byte_per_s" : "flop_per_s";
+            const double done = json_real_value(json_object_get(row, work));
+            assert_true(done > 0.0);
+            const double want = done * 1e15 / us;
+            const double got = json_real_value(json_object_get(row, rate));
+            assert_true(got > 0.999 * want && got < 1.001 * want);
+            assert_true(json_real_value(json_object_get(row, "share")) > 0.0);
+        }
+        json_decref(root);
+        prog_free(&p);
+    }
+}
+
 static void the_table_has_a_row_per_case(void **state)
 {
     (void)state;
@@ -87,7 +124,11 @@ static void what_cannot_be_timed_is_a_usage_error(void **state)
 {
     (void)state;
     prog_expect(RUN("bench", "attention"), 2, "no bench \"attention\": use attn, index");
-    prog_expect(RUN("bench", "decode"), 2, "decode: this version does not have it");
+    prog_expect(RUN("bench", "decode"), 2, "no model: name its folder with -m DIR");
+    prog_expect(RUN("bench", "decode", "-m", model, "--batch", "2"), 2, "one request at a time");
+    prog_expect(RUN("bench", "prefill", "-m", model, "--heads", "2"), 2, "--heads");
+    prog_expect(RUN("bench", "attn", "--mtp", "1"), 2, "--mtp");
+    prog_expect(RUN("bench", "prefill", "-m", "/nonexistent"), 3, "/nonexistent");
     prog_expect(RUN("bench", "topk", "--heads", "8"), 2, "bench topk does not use heads");
     prog_expect(RUN("bench", "attn", "--exchange", "a2a"), 2, "bench attn does not use exchange");
     prog_expect(RUN("bench", "roof", "--warm"), 2, "bench roof does not use warm");
@@ -125,10 +166,16 @@ static void an_interrupt_ends_with_130_and_leaves_files_alone(void **state)
 
 int main(int argc, char **argv)
 {
-    prog_init(argc, argv);
+    if (argc != 3) {
+        fprintf(stderr, "usage: %s PROGRAM MODEL\n", argv[0]);
+        return 2;
+    }
+    model = argv[2];
+    prog_init(argc - 1, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(csv_has_the_columns_in_their_order),
         cmocka_unit_test(json_says_the_same),
+        cmocka_unit_test(a_model_is_timed_end_to_end),
         cmocka_unit_test(the_table_has_a_row_per_case),
         cmocka_unit_test(what_cannot_be_timed_is_a_usage_error),
         cmocka_unit_test(an_interrupt_ends_with_130_and_leaves_files_alone),

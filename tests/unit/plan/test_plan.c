@@ -110,6 +110,22 @@ static void model_facts_are_reported(void **state)
 
 /* ---- what fits ------------------------------------------------------------------------------- */
 
+/* By hand from the published shapes: eight of 256 experts and the shared one, no embedding table. */
+static void a_tokens_pass_takes_its_active_experts_only(void **state)
+{
+    (void)state;
+    const kvs_plan_config c = config("deepseek-v3");
+    const kvs_plan p = made(&c);
+    const int64_t attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 +
+                              128 * 128 * 7168 + 2 * 7168 + 1536 + 512;
+    const int64_t ffn = 3 * 7168 * 18432; /* also nine experts of 2048 */
+    const int64_t want = 61 * (attention + ffn) + 58 * INT64_C(256) * 7168 + 7168;
+    assert_int_equal(p.head_param, INT64_C(129280) * 7168);
+    assert_int_equal(p.step_param, want);
+    assert_true(p.step_weight_bytes > want + 2 * p.head_param);
+    assert_true(p.step_weight_bytes < (want + 2 * p.head_param) / 100 * 101);
+}
+
 static void pages_fill_what_the_weights_leave(void **state)
 {
     (void)state;
@@ -491,6 +507,7 @@ int main(void)
         cmocka_unit_test(bytes_per_token_are_the_published_ones),
         cmocka_unit_test(formats_change_the_bytes_of_rows_and_keys),
         cmocka_unit_test(model_facts_are_reported),
+        cmocka_unit_test(a_tokens_pass_takes_its_active_experts_only),
         cmocka_unit_test(pages_fill_what_the_weights_leave),
         cmocka_unit_test(draft_layers_cost_weights_and_cache_only_when_used),
         cmocka_unit_test(sequences_take_whole_spans),
