@@ -120,6 +120,7 @@ static void an_interrupt_stops_the_answer_and_not_the_program(void **state)
     wait_for(&t, "\n> ");
     type(&t, "half a line");
     wait_for(&t, "half a line");
+    nanosleep(&a_moment, NULL);
     type(&t, "\x03"); /* at the prompt it drops the line */
     wait_for(&t, "> ");
     type(&t, "\x04");

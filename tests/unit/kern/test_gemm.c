@@ -306,7 +306,7 @@ static void both_ways_of_codes_give_the_same_bits(void **state)
         p.a.w.col0 = i % 2 != 0 ? 33 : 128;
         p.a.w.row0 = 77 + i; /* some tiles lie under two rows of scales */
         rng r = rng_init((uint64_t)i, 4);
-        for (int32_t k = 0; k < 6; k++) {
+        for (int32_t k = 0; k < 2 * (n_in / BLOCK + 2) && k < 6; k++) {
             p.scale[k] = f32_from_bits((uint32_t)rng_next(&r));
         }
         p.w[i] = i % 3 == 0 ? 0x7F : p.w[i];
