@@ -273,7 +273,7 @@ int main(int argc, char **argv)
     if (room < 2 * TAIL_BYTES)
         return fail("too few tokens for so many distractors",
                     "raise --tokens or lower --distractors");
-    text t;
+    text t = {0};
     const int unread = read_text(o.text, &t);
     if (unread)
         return unread;
