@@ -114,14 +114,8 @@ static double frequency(const hp *h, int i)
     return f * (1.0 - ramp) + f / h->yarn_factor * ramp;
 }
 
-static void rotate(const hp *h, double *x, int32_t pos, int interleaved)
+static void rotate(const float *freq, double *x, int32_t pos, int interleaved)
 {
-    static const hp *of;
-    static float freq[32];
-    for (int i = 0; i < 32 && of != h; i++) {
-        freq[i] = (float)frequency(h, i);
-    }
-    of = h;
     for (int i = 0; i < 32; i++) {
         const int a = interleaved ? 2 * i : i;
         const int b = interleaved ? 2 * i + 1 : i + 32;
@@ -145,6 +139,7 @@ typedef struct pass {
     const hp *h;
     int32_t n;
     double latent_eps;
+    float freq[32];
     double *x;       /* [n, hidden] residual stream */
     double *in;      /* [n, hidden] */
     double *q_lat;   /* [n, q_lora] or the layer's input */
@@ -194,11 +189,11 @@ static void index_positions(pass *p, const wt_layer *l)
     for (int32_t t = 0; t < p->n; t++) {
         whole(&l->ik, p->in + (int64_t)t * h->hidden, key + t * 128);
         layer_norm(key + t * 128, l->ik_norm, l->ik_bias, 128);
-        rotate(h, key + t * 128, t, h->index_interleaved);
+        rotate(p->freq, key + t * 128, t, h->index_interleaved);
         whole(&l->iq, p->q_lat + (int64_t)t * h->q_lora, q);
         whole(&l->iw, p->in + (int64_t)t * h->hidden, weight);
         for (int32_t j = 0; j < h->n_index_head; j++) {
-            rotate(h, q + j * 128, t, h->index_interleaved);
+            rotate(p->freq, q + j * 128, t, h->index_interleaved);
         }
         for (int32_t s = 0; s <= t; s++) {
             score[s] = 0.0;
@@ -236,7 +231,7 @@ static void one_head(pass *p, const wt_layer *l, int32_t j, double *o)
         times(&l->kv_b, row, h->nope, p->latent + t * 512, k + (int64_t)t * h->nope);
         times(&l->kv_b, row + h->nope, h->v_dim, p->latent + t * 512, v + (int64_t)t * h->v_dim);
         times(from, (int64_t)j * dim, dim, p->q_lat + t * width, q);
-        rotate(h, q + h->nope, t, 1);
+        rotate(p->freq, q + h->nope, t, 1);
         double top = -INFINITY;
         double sum = 0.0;
         for (int32_t s = 0; s <= t; s++) {
@@ -279,7 +274,7 @@ static void attention(pass *p, const wt_layer *l)
         rms(p->x + (int64_t)t * h->hidden, l->attn_norm, h->hidden, (double)h->eps, in);
         whole(&l->kv_a, in, kv);
         rms(kv, l->kv_norm, 512, p->latent_eps, p->latent + t * 512);
-        rotate(h, kv + 512, t, 1);
+        rotate(p->freq, kv + 512, t, 1);
         memcpy(p->k_rope + t * 64, kv + 512, 64 * sizeof *kv);
         if (h->q_lora > 0) {
             whole(&l->q_a, in, raw);
@@ -445,6 +440,9 @@ void naive_run(const wt *w, const int32_t *token, int32_t n_tok, double latent_e
     const hp *h = &w->h;
     const int64_t square = (int64_t)n_tok * n_tok;
     pass p = {.w = w, .h = h, .n = n_tok, .latent_eps = latent_eps, .gap = INFINITY};
+    for (int i = 0; i < 32; i++) {
+        p.freq[i] = (float)frequency(h, i);
+    }
     p.x = room((int64_t)n_tok * h->hidden);
     p.in = room((int64_t)n_tok * h->hidden);
     p.q_lat = room((int64_t)n_tok * (h->q_lora + h->hidden));
