@@ -203,38 +203,68 @@ static int64_t tensor_rank_bytes(const tensor *t, kvs_weight_format format, int3
     return copies * region_bytes(t->store, format, r0, r1, c0, c1);
 }
 
-int64_t weights_params(const hp *g, weights_part part)
+/* What one tensor of the inventory counts for. */
+typedef struct measure {
+    const hp *g;
+    kvs_weight_format format;
+    int32_t tp, ep, rank;
+} measure;
+typedef int64_t (*measure_fn)(const measure *m, const tensor *t);
+
+/* The sum of fn over the inventory of a part. */
+static int64_t sum_tensors(const measure *m, weights_part part, measure_fn fn)
 {
     block b[N_BLOCK];
-    part_blocks(g, part, b);
+    part_blocks(m->g, part, b);
     int64_t sum = 0;
     for (int i = 0; i < N_BLOCK; i++) {
         tensor_list l = {.n = 0};
-        b[i].list(&l, g);
+        b[i].list(&l, m->g);
         for (int32_t k = 0; k < l.n; k++) {
-            const tensor *t = &l.t[k];
-            if (t->store != STORE_F32) {
-                sum += b[i].n * t->out * t->in * (t->n_expert > 0 ? t->n_expert : 1);
-            }
+            sum += b[i].n * fn(m, &l.t[k]);
         }
     }
     return sum;
 }
 
+static int64_t params_of(const tensor *t, int32_t n_expert)
+{
+    return t->store == STORE_F32 ? 0 : t->out * t->in * (t->n_expert > 0 ? n_expert : 1);
+}
+
+static int64_t all_params(const measure *m, const tensor *t)
+{
+    (void)m;
+    return params_of(t, t->n_expert);
+}
+
+static int64_t active_params(const measure *m, const tensor *t)
+{
+    return params_of(t, m->g->n_active);
+}
+
+static int64_t active_bytes(const measure *m, const tensor *t)
+{
+    return region_bytes(t->store, m->format, 0, t->out, 0, t->in) *
+           (t->n_expert > 0 ? m->g->n_active : 1);
+}
+
+static int64_t rank_bytes(const measure *m, const tensor *t)
+{
+    return tensor_rank_bytes(t, m->format, m->tp, m->ep, m->rank);
+}
+
+int64_t weights_params(const hp *g, weights_part part)
+{
+    const measure m = {.g = g};
+    return sum_tensors(&m, part, all_params);
+}
+
 int64_t weights_rank_bytes(const hp *g, weights_part part, kvs_weight_format format, int32_t tp,
                            int32_t ep, int32_t rank)
 {
-    block b[N_BLOCK];
-    part_blocks(g, part, b);
-    int64_t sum = 0;
-    for (int i = 0; i < N_BLOCK; i++) {
-        tensor_list l = {.n = 0};
-        b[i].list(&l, g);
-        for (int32_t k = 0; k < l.n; k++) {
-            sum += b[i].n * tensor_rank_bytes(&l.t[k], format, tp, ep, rank);
-        }
-    }
-    return sum;
+    const measure m = {.g = g, .format = format, .tp = tp, .ep = ep, .rank = rank};
+    return sum_tensors(&m, part, rank_bytes);
 }
 
 int64_t weights_bytes(const hp *g, weights_part part, kvs_weight_format format)
@@ -258,33 +288,17 @@ int64_t weights_head_params(const hp *g)
     return (int64_t)g->vocab * g->hidden;
 }
 
-/* Parameters, or bytes where bytes is set, of the main model with n_active of each layer's experts. */
-static int64_t active(const hp *g, kvs_weight_format format, bool bytes)
-{
-    block b[N_BLOCK];
-    part_blocks(g, WEIGHTS_MAIN, b);
-    int64_t sum = 0;
-    for (int i = 0; i < N_BLOCK; i++) {
-        tensor_list l = {.n = 0};
-        b[i].list(&l, g);
-        for (int32_t k = 0; k < l.n; k++) {
-            const tensor *t = &l.t[k];
-            const int64_t copies = t->n_expert > 0 ? g->n_active : 1;
-            const int64_t params = t->store != STORE_F32 ? t->out * t->in : 0;
-            sum += b[i].n * copies *
-                   (bytes ? region_bytes(t->store, format, 0, t->out, 0, t->in) : params);
-        }
-    }
-    return sum;
-}
-
 int64_t weights_step_params(const hp *g)
 {
-    return active(g, KVS_WEIGHT_BF16, false) - weights_head_params(g) * (g->tied ? 1 : 2);
+    const measure m = {.g = g};
+    return sum_tensors(&m, WEIGHTS_MAIN, active_params) -
+           weights_head_params(g) * (g->tied ? 1 : 2);
 }
 
 int64_t weights_step_bytes(const hp *g, kvs_weight_format format)
 {
     enum { BF16_BYTES = 2 };
-    return active(g, format, true) - (g->tied ? 0 : weights_head_params(g) * BF16_BYTES);
+    const measure m = {.g = g, .format = format};
+    return sum_tensors(&m, WEIGHTS_MAIN, active_bytes) -
+           (g->tied ? 0 : weights_head_params(g) * BF16_BYTES);
 }

@@ -115,21 +115,27 @@ SIMD_FN void score_group_rows(const score_panel *p, int32_t first_lane, const fl
     }
 }
 
-/* The lanes of eight keys added: l and l + 8 first, then (0 + 4) + (2 + 6) + ((1 + 5) + (3 + 7)). */
-static __m256 add_lanes(const float *sum)
+/* Eight lanes of eight keys, t[key], added: (0 + 4) + (2 + 6) + ((1 + 5) + (3 + 7)). */
+SIMD_FN __m256 add_eight(__m256 t[8])
 {
-    __m256 t[8];
-    SIMD_UNROLL
-    for (int i = 0; i < 8; i++) {
-        t[i] = _mm256_loadu_ps(sum + i * L);
-        if (L == 16) {
-            t[i] = _mm256_add_ps(t[i], _mm256_loadu_ps(sum + i * L + L - 8));
-        }
-    }
     transpose8(t);
     const __m256 even = _mm256_add_ps(_mm256_add_ps(t[0], t[4]), _mm256_add_ps(t[2], t[6]));
     const __m256 odd = _mm256_add_ps(_mm256_add_ps(t[1], t[5]), _mm256_add_ps(t[3], t[7]));
     return _mm256_add_ps(even, odd);
+}
+
+/* The lanes of eight keys, `stride` apart, added: l and l + 8 first where there are `lanes` 16. */
+SIMD_FN __m256 add_lanes(const float *sum, int32_t stride, const int lanes)
+{
+    __m256 t[8];
+    SIMD_UNROLL
+    for (int i = 0; i < 8; i++) {
+        t[i] = _mm256_loadu_ps(sum + i * stride);
+        if (lanes == 16) {
+            t[i] = _mm256_add_ps(t[i], _mm256_loadu_ps(sum + i * stride + 8));
+        }
+    }
+    return add_eight(t);
 }
 
 /* The four lanes of eight keys added: (0 + 2) + (1 + 3). */
@@ -148,20 +154,6 @@ static __m256 add_four(const float *sum, int32_t stride)
     return _mm256_add_ps(_mm256_add_ps(l0, l2), _mm256_add_ps(l1, l3));
 }
 
-/* The eight lanes of eight keys added, in the order of add_lanes. */
-static __m256 add_eight(const float *sum, int32_t stride)
-{
-    __m256 t[8];
-    SIMD_UNROLL
-    for (int i = 0; i < 8; i++) {
-        t[i] = _mm256_loadu_ps(sum + i * stride);
-    }
-    transpose8(t);
-    const __m256 even = _mm256_add_ps(_mm256_add_ps(t[0], t[4]), _mm256_add_ps(t[2], t[6]));
-    const __m256 odd = _mm256_add_ps(_mm256_add_ps(t[1], t[5]), _mm256_add_ps(t[3], t[7]));
-    return _mm256_add_ps(even, odd);
-}
-
 static void store_scores(float *out, int32_t n, __m256 s)
 {
     if (n >= 8) {
@@ -178,7 +170,8 @@ static void score_finish_row(const score_panel *p, const float *sum, const float
 {
     for (int32_t k = 0; k < n; k += 8) {
         const float *from = sum + (int64_t)k * p->lanes;
-        const __m256 s = p->row_lanes == 4 ? add_four(from, p->lanes) : add_eight(from, p->lanes);
+        const __m256 s =
+            p->row_lanes == 4 ? add_four(from, p->lanes) : add_lanes(from, p->lanes, 8);
         store_scores(out + k, n - k, _mm256_mul_ps(s, _mm256_loadu_ps(scale + k)));
     }
 }
@@ -187,7 +180,7 @@ static void score_finish(const float *sum, const float *scale, int32_t n, float 
 {
     for (int32_t k = 0; k < n; k += 8) {
         store_scores(out + k, n - k,
-                     _mm256_mul_ps(add_lanes(sum + k * L), _mm256_loadu_ps(scale + k)));
+                     _mm256_mul_ps(add_lanes(sum + k * L, L, L), _mm256_loadu_ps(scale + k)));
     }
 }
 
