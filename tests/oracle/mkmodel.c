@@ -647,3 +647,14 @@ int mkmodel_tokens(const char *name, int32_t vocab, int32_t n, int32_t *out)
         out[i] = (int32_t)(mix(key + (uint64_t)i * GOLDEN) % (uint64_t)vocab);
     return 0;
 }
+
+int mkmodel_hidden(const char *name, int32_t n, int32_t width, float *out)
+{
+    const variant *const v = find_variant(name);
+    if (v == NULL)
+        return -1;
+    const uint64_t key = key_of(v->seed, "hidden");
+    for (int64_t i = 0; i < (int64_t)n * width; i++)
+        out[i] = draw_small(mix(key + (uint64_t)i * GOLDEN)) * 0x1p-5F;
+    return 0;
+}

@@ -28,4 +28,7 @@ void mkmodel_remove(const char *dir);
 /* The first n tokens of the variant's text, below vocab. Returns -1 for an unknown variant. */
 int mkmodel_tokens(const char *variant, int32_t vocab, int32_t n, int32_t *out);
 
+/* n rows of `width` made-up hidden states for the draft layer alone. Returns as above. */
+int mkmodel_hidden(const char *variant, int32_t n, int32_t width, float *out);
+
 #endif

@@ -91,6 +91,13 @@ def tokens_of(variant, n, vocab):
     return (x % np.uint64(vocab)).astype(np.int32)
 
 
+def hidden_of(variant, n, width):
+    """Hidden states made up for the draft layer alone: f32, exact in bf16."""
+    x = draws(key_of(VARIANTS[variant][0], "hidden"), n * width)
+    k = (byte_sum(x) + 4) // 8 - 128
+    return (k.astype(np.float32) * np.float32(2.0 ** -5)).reshape(n, width)
+
+
 def load_config(variant):
     with open(os.path.join(TEMPLATES, variant + ".json")) as f:
         return json.load(f)

@@ -18,7 +18,7 @@ product of position and frequency as everywhere in the field. The options round 
   act       stored: the input of every product whose weight is stored in bf16 or FP8, and FP8 weights
             once they are multiplied by their scale (the absorption matrices are such weights); with
             an f32 checkpoint that is nothing. f32: never
-  hadamard  index vectors are rotated (bf16 before and after) ahead of their quantisation"""
+  hadamard  index vectors are rotated, without a rounding, ahead of their quantisation"""
 import argparse
 import json
 import math
@@ -266,7 +266,7 @@ class Model:
         q = np.concatenate([self.rotate(q[..., :self.dr], pos, style), q[..., self.dr:]], axis=-1)
         k = np.concatenate([self.rotate(k[..., :self.dr], pos, style), k[..., self.dr:]], axis=-1)
         if self.o.hadamard:
-            q, k = bf16(hadamard(bf16(q))), bf16(hadamard(bf16(k)))
+            q, k = hadamard(q), hadamard(k)
         if self.o.index == "fp8":
             (q, sq), (k, sk) = quantise_index(q), quantise_index(k)
             q, k = q * sq, k * sk

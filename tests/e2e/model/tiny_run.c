@@ -8,7 +8,16 @@
 #include "model/fwd.h"
 #include "oracle/mkmodel.h"
 
-enum { VOCAB = 256, KEEP = 2, STEPS = 16, DRAFTS = 4, TOPK = 16, TOKENS = 317, MAX_PAGES = 8 };
+enum {
+    VOCAB = 256,
+    KEEP = 2,
+    STEPS = 16,
+    DRAFTS = 4,
+    TOPK = 16,
+    TOKENS = 317,
+    MAX_PAGES = 8,
+    LAYER_ROWS = 8
+};
 
 #define TIE_GAP 1e-5F
 
@@ -16,7 +25,9 @@ typedef struct tiny_run {
     const tiny_case *c;
     const wt *w;
     golden *g;
-    tiny_result *r; /* rank 0 writes */
+    tiny_result *r;   /* rank 0 writes */
+    double *row_diff; /* [KEEP + STEPS] */
+    int layer_alone;
 } tiny_run;
 
 typedef struct rank_run {
@@ -25,7 +36,7 @@ typedef struct rank_run {
     fwd *f;
     int32_t table[MAX_PAGES];
     const int32_t *token;
-    float logits[2 * VOCAB];
+    float logits[LAYER_ROWS * VOCAB];
 } rank_run;
 
 static golden_array get(const tiny_run *t, const char *what, int layer)
@@ -67,9 +78,11 @@ static double largest_diff(const float *a, const float *b)
     return most;
 }
 
-static void compare_logits(tiny_result *r, const float *got, const float *expected)
+static void compare_logits(const tiny_run *t, const float *got, const float *expected)
 {
+    tiny_result *const r = t->r;
     const double d = largest_diff(got, expected);
+    t->row_diff[r->rows] = d;
     r->diff = d > r->diff || isnan(d) ? d : r->diff;
     const double za = log_sum_exp(expected);
     const double zb = log_sum_exp(got);
@@ -116,6 +129,8 @@ static void compare_sets(rank_run *k, int32_t row, int32_t at)
         r->wrong += !equal && (gap.n_dim < 0 || gap.f32[at] >= TIE_GAP || m != n);
         r->ids += n;
         r->common += same;
+        r->ids0 += layer == 0 ? n : 0;
+        r->common0 += layer == 0 ? same : 0;
     }
 }
 
@@ -174,6 +189,30 @@ static void run_drafts(rank_run *k, const float *hidden)
     free(out);
 }
 
+static void run_layer(rank_run *k)
+{
+    enum { N = 300 };
+    char name[64];
+    snprintf(name, sizeof name, "%s.layer.logits", k->t->c->mode);
+    const golden_array want = golden_get(k->t->g, name);
+    EXPECT(k->job, want.n == LAYER_ROWS * VOCAB);
+    if (k->job->note[0] != '\0')
+        return;
+    const int32_t n = N;
+    const int64_t len = N;
+    int32_t rows[LAYER_ROWS];
+    for (int32_t i = 0; i < LAYER_ROWS; i++)
+        rows[i] = N - LAYER_ROWS + i;
+    float *const hidden = malloc((size_t)N * (size_t)k->t->w->h.hidden * sizeof *hidden);
+    mkmodel_hidden(k->t->c->variant, N, k->t->w->h.hidden, hidden);
+    const kvs_batch b = batch_of(k, &n, &len);
+    EXPECT_OK(k->job, fwd_draft(k->f, 0, &b, k->token + 1, hidden, 0, rows, LAYER_ROWS, k->logits,
+                                NULL, &k->job->err));
+    free(hidden);
+    for (int i = 0; i < LAYER_ROWS && k->job->rank == 0; i++)
+        compare_logits(k->t, k->logits + i * VOCAB, want.f32 + i * VOCAB);
+}
+
 static void run_prompt(rank_run *k)
 {
     const tiny_case *const c = k->t->c;
@@ -192,8 +231,7 @@ static void run_prompt(rank_run *k)
                (size_t)(to - at) * width * sizeof *hidden);
         for (int32_t i = 0; i < n_logit && k->job->rank == 0; i++) {
             const int32_t row = KEEP - n_logit + i;
-            compare_logits(k->t->r, k->logits + (int64_t)i * VOCAB,
-                           want.f32 + (int64_t)row * VOCAB);
+            compare_logits(k->t, k->logits + (int64_t)i * VOCAB, want.f32 + (int64_t)row * VOCAB);
             compare_sets(k, to - at - n_logit + i, row);
         }
     }
@@ -204,7 +242,7 @@ static void run_prompt(rank_run *k)
         step(k, c->prompt + j, c->prompt + j + 1, 1);
         if (k->job->rank != 0 || k->job->note[0] != '\0')
             continue;
-        compare_logits(k->t->r, k->logits, want.f32 + (int64_t)(KEEP + j) * VOCAB);
+        compare_logits(k->t, k->logits, want.f32 + (int64_t)(KEEP + j) * VOCAB);
         compare_sets(k, 0, KEEP + j);
     }
 }
@@ -212,34 +250,44 @@ static void run_prompt(rank_run *k)
 static void run_rank(rank_job *job)
 {
     const tiny_run *const t = job->ctx;
+    const tiny_case *const c = t->c;
     rank_run k = {.job = job, .t = t, .token = golden_get(t->g, "tokens").i32};
     for (int32_t i = 0; i < MAX_PAGES; i++)
         k.table[i] = MAX_PAGES - 1 - i; /* not in order */
     const int32_t sparse = t->w->h.n_index_head > 0;
-    const fwd_config cfg = {.dcp = t->c->dcp > 0 ? t->c->dcp : 1,
+    const int32_t whole =
+        t->layer_alone || c->drafts || c->chunk == 0; /* drafts take all rows at once */
+    const fwd_config cfg = {.dcp = c->dcp > 0 ? c->dcp : 1,
                             .interleave = 1,
                             .threads = 1,
-                            .kv = t->c->kv,
-                            .index_kv = sparse ? t->c->index_kv : KVS_INDEX_AUTO,
-                            .hadamard = t->c->hadamard,
-                            .latent_eps = t->c->latent_eps,
-                            .max_rows = t->c->chunk > 0 ? t->c->chunk : t->c->prompt,
+                            .kv = c->kv,
+                            .index_kv = sparse ? c->index_kv : KVS_INDEX_AUTO,
+                            .hadamard = c->hadamard,
+                            .latent_eps = c->latent_eps,
+                            .max_rows = whole ? TOKENS : c->chunk,
                             .max_reqs = 1,
-                            .max_logits = KEEP,
+                            .max_logits = LAYER_ROWS,
                             .max_len = TOKENS + DRAFTS,
                             .n_page = MAX_PAGES,
                             .trace = sparse};
-    fwd_config own = cfg;
-    if (t->c->drafts) /* drafts take the whole prompt at once */
-        own.max_rows = t->c->prompt;
-    EXPECT_OK(job, fwd_open(&k.f, t->w, &own, job->c, &job->err));
+    EXPECT_OK(job, fwd_open(&k.f, t->w, &cfg, job->c, &job->err));
     if (k.f == NULL)
         return;
-    run_prompt(&k);
+    if (t->layer_alone)
+        run_layer(&k);
+    else
+        run_prompt(&k);
     fwd_close(k.f);
 }
 
-tiny_result tiny_measure(const tiny_case *c)
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static tiny_result measure(const tiny_case *c, int layer_alone)
 {
     char dir[256], msg[256];
     tiny_result r = {0};
@@ -255,11 +303,26 @@ tiny_result tiny_measure(const tiny_case *c)
         fail_msg("%s", msg);
     if (st != KVS_OK)
         fail_msg("%s %s: %s", c->variant, c->dtype, err.text);
-    tiny_run t = {.c = c, .w = w, .g = g, .r = &r};
+    double row_diff[KEEP + STEPS];
+    tiny_run t = {
+        .c = c, .w = w, .g = g, .r = &r, .row_diff = row_diff, .layer_alone = layer_alone};
     const comm_config cfg = test_config(LONG_MS);
     ranks_run(c->tp > 0 ? c->tp : 1, &cfg, run_rank, &t);
     wt_close(w);
     golden_close(g);
-    r.kl /= r.rows > 0 ? r.rows : 1;
+    assert_true(r.rows > 0);
+    r.kl /= r.rows;
+    qsort(row_diff, (size_t)r.rows, sizeof *row_diff, by_size);
+    r.median = row_diff[r.rows / 2];
     return r;
+}
+
+tiny_result tiny_measure(const tiny_case *c)
+{
+    return measure(c, 0);
+}
+
+tiny_result tiny_measure_layer(const tiny_case *c)
+{
+    return measure(c, 1);
 }

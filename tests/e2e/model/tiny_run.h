@@ -26,11 +26,17 @@ typedef struct tiny_result {
     double kl, kl_most; /* mean and largest KL(expected || model) of a row, nats */
     int32_t rows, top1; /* rows compared; those whose best token is the expected one */
     int32_t sets, differ,
-        wrong;           /* selections compared; not equal; not equal though no tie is near */
-    int64_t ids, common; /* ids expected; those selected too */
+        wrong;     /* selections compared; not equal; not equal though no tie is near */
+    double median; /* of the rows' largest |logit - expected| */
+    int64_t ids, common, ids0, common0; /* ids expected; those selected too; of the
+                                          first layer */
 } tiny_result;
 
-/* Fails the test with the library's message when something does not run. */
+/* Both fail the test with the library's message when something does not run. */
 tiny_result tiny_measure(const tiny_case *c);
+
+/* The draft layer alone, 300 rows of made-up hidden states in one pass, the last 8 compared: only diff, kl,
+ * rows and top1 are filled in. */
+tiny_result tiny_measure_layer(const tiny_case *c);
 
 #endif
