@@ -1,18 +1,18 @@
 /* x86/index_score_avx2.c - indexer scores for AVX2 and FMA: everything in f32.
  *
  * e4m3 codes are unpacked as halves, which puts a factor 2^-8 on queries and keys; the weights take it
- * back. A block is 16 heads, two vectors, times six keys: twelve accumulators.
+ * back. A block is 16 lanes, two vectors, times six keys: twelve accumulators. Where the rows of few
+ * heads fill one vector at most, it is that vector times twelve keys; a lane's sums are the same.
  */
 #define SIMD_LANES 8
 #define SCORE_BF16 0
 #include "kern/x86/index_score_loops.h"
 
-enum { NZ = 2, NK = 6 };
+enum { NZ = 2, NK = 6, NK_ONE = 12 };
 
 static int32_t score_block(int32_t n_head)
 {
-    (void)n_head;
-    return NZ * L;
+    return n_head <= L ? L : NZ * L;
 }
 
 static void score_unpack(const uint8_t *code, int64_t n, float *cell)
@@ -25,6 +25,12 @@ static void score_unpack(const uint8_t *code, int64_t n, float *cell)
 static void score_sums(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum)
 {
     (void)fmt;
+    if (p->lanes == L) {
+        for (int32_t k = 0; k < n; k += NK_ONE) {
+            score_group_rows(p, 0, key + (int64_t)k * KVS_INDEX_DIM, 1, NK_ONE, 0, sum + k * L);
+        }
+        return;
+    }
     for (int32_t h = 0; h < p->lanes; h += NZ * L) {
         for (int32_t k = 0; k < n; k += NK) {
             score_group_rows(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, sum + k * p->lanes);
