@@ -17,8 +17,8 @@
 enum {
     CODES_AHEAD = 512, /* bytes between the codes read and the codes fetched */
     PAD = 64,          /* bytes behind a panel's row: rows fall into different sets of a cache */
-    TASKS_PER_WORKER = 8,
-    TASK_BYTES = 64 * 1024,  /* of weights, at least            */
+    TASKS_PER_WORKER = 16,
+    TASK_BYTES = 32 * 1024,  /* of weights, at least            */
     X_IN_CACHE = 256 * 1024, /* bytes of x that tiles read again and again */
     ALONE_COST = 128 * 1024, /* below: the calling thread alone */
 };

@@ -16,7 +16,7 @@
     }
 
 static const gemm_isa g_isa = ISA_WITH(&g_codes, 0, NULL);
-static const gemm_isa g_isa_vbmi = ISA_WITH(&gemm_codes_vbmi, 2, gemm_dot_codes_vbmi);
+static const gemm_isa g_isa_vbmi = ISA_WITH(&gemm_codes_vbmi, 8, gemm_dot_codes_vbmi);
 
 static void gemm_simd(const gemm_args *a, dev_queue *q)
 {

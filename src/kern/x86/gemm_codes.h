@@ -18,8 +18,8 @@
 
 extern const gemm_codes gemm_codes_vbmi;
 
-/* dot_codes of a gemm_isa for one or two rows: values go from the lookup to the product in
-   registers. */
+/* dot_codes of a gemm_isa for up to 8 rows: values go from the lookup to the product in registers,
+ * four rows at a time. */
 void gemm_dot_codes_vbmi(const gemm_tile *t, const uint8_t *table);
 
 #endif

@@ -18,9 +18,16 @@ enum {
     L = SIMD_LANES,
     STEP = 4 * L, /* bytes */
     NR = L == 16 ? 8 : 4,
-    MR = 3,
+    MR = 3,                    /* rows of x of a tile, with NR rows of w ...        */
+    MR_FEW = L == 16 ? 4 : MR, /* ... and with half as many, where there are few    */
     LINE = 64
 };
+
+/* Rows of w beside m rows of x. */
+SIMD_FN int outs_of(const int m)
+{
+    return m > MR ? NR / 2 : NR;
+}
 
 /* What a vector in memory is: f32, bf16 taken as even and odd elements, bf16 taken as pairs. */
 enum { FORM_F32, FORM_SPLIT, FORM_PAIRS };
@@ -48,13 +55,13 @@ SIMD_FN vf product(vf acc, vf w, vf x, const int form)
 SIMD_FN void tile_half(vf *acc, const uint8_t *const *x, const uint8_t *const *w, int64_t at,
                        const int m, const int form, const int half)
 {
-    vf xv[MR];
+    vf xv[MR_FEW];
     SIMD_UNROLL
     for (int i = 0; i < m; i++) {
         xv[i] = operand(x[i] + at, form, half);
     }
     SIMD_UNROLL
-    for (int j = 0; j < NR; j++) {
+    for (int j = 0; j < outs_of(m); j++) {
         const vf wv = operand(w[j] + at, form, half);
         SIMD_UNROLL
         for (int i = 0; i < m; i++) {
@@ -63,7 +70,7 @@ SIMD_FN void tile_half(vf *acc, const uint8_t *const *x, const uint8_t *const *w
     }
 }
 
-/* One step of m rows of x and NR of w, `at` bytes into them. */
+/* One step of m rows of x and their rows of w, `at` bytes into them. */
 SIMD_FN void tile_step(vf *acc, const uint8_t *const *x, const uint8_t *const *w, int64_t at,
                        const int m, const int form)
 {
@@ -77,34 +84,35 @@ SIMD_FN void tile_step(vf *acc, const uint8_t *const *x, const uint8_t *const *w
 SIMD_FN void tile_tail(vf *acc, const uint8_t *const *x, const uint8_t *const *w, int64_t at,
                        int64_t rest, const int m, const int form)
 {
-    uint8_t end[(MR + NR) * STEP];
-    const uint8_t *xe[MR];
+    uint8_t end[(MR_FEW + NR) * STEP];
+    const uint8_t *xe[MR_FEW];
     const uint8_t *we[NR];
     memset(end, 0, sizeof end);
     for (int i = 0; i < m; i++) {
         xe[i] = memcpy(end + i * STEP, x[i] + at, (size_t)rest);
     }
-    for (int j = 0; j < NR; j++) {
-        we[j] = memcpy(end + (MR + j) * STEP, w[j] + at, (size_t)rest);
+    for (int j = 0; j < outs_of(m); j++) {
+        we[j] = memcpy(end + (MR_FEW + j) * STEP, w[j] + at, (size_t)rest);
     }
     tile_step(acc, xe, we, 0, m, form);
 }
 
-/* m rows of x from row r on; m, form and streams are constants of the caller. */
-SIMD_FN void tile_rows(const gemm_tile *t, int32_t r, const int m, const int form,
+/* m rows of x from row r on and their rows of w from row j0 on; m, form and streams are
+ * constants of the caller. */
+SIMD_FN void tile_part(const gemm_tile *t, int32_t r, int32_t j0, const int m, const int form,
                        const int streams)
 {
-    const uint8_t *x[MR];
+    const uint8_t *x[MR_FEW];
     SIMD_UNROLL
     for (int i = 0; i < m; i++) {
         x[i] = t->x + (r + i) * t->x_stride;
     }
     const uint8_t *w[NR];
     SIMD_UNROLL
-    for (int j = 0; j < NR; j++) {
-        w[j] = t->w[j];
+    for (int j = 0; j < outs_of(m); j++) {
+        w[j] = t->w[j0 + j];
     }
-    vf acc[MR * NR];
+    vf acc[MR_FEW * NR];
     SIMD_UNROLL
     for (int i = 0; i < m * NR; i++) {
         acc[i] = vf_zero();
@@ -115,7 +123,7 @@ SIMD_FN void tile_rows(const gemm_tile *t, int32_t r, const int m, const int for
         if (streams) {
             const int64_t to = at + (at < t->turn ? GEMM_AHEAD : t->jump);
             SIMD_UNROLL
-            for (int j = 0; j < NR; j++) {
+            for (int j = 0; j < outs_of(m); j++) {
                 _mm_prefetch((const char *)(w[j] + to), _MM_HINT_T0);
             }
         }
@@ -133,56 +141,68 @@ SIMD_FN void tile_rows(const gemm_tile *t, int32_t r, const int m, const int for
     }
     SIMD_UNROLL
     for (int i = 0; i < m; i++) {
-        float *y = t->y + (r + i) * t->y_stride;
+        float *y = t->y + (r + i) * t->y_stride + j0;
         SIMD_UNROLL
-        for (int j = 0; j < NR; j += 4) {
+        for (int j = 0; j < outs_of(m); j += 4) {
             const vf *s = acc + i * NR + j;
-            if (j < t->n_out) {
-                put4(y + j, vf_sum4(s[0], s[1], s[2], s[3]), t->n_out - j, t->first);
+            if (j0 + j < t->n_out) {
+                put4(y + j, vf_sum4(s[0], s[1], s[2], s[3]), t->n_out - j0 - j, t->first);
             }
         }
     }
 }
 
-/* How many of n rows come next: 4 go as 2 + 2, which is faster than 3 + 1. */
-SIMD_FN int32_t share_of_rows(int32_t n)
+SIMD_FN void tile_rows(const gemm_tile *t, int32_t r, const int m, const int form,
+                       const int streams)
 {
-    const int32_t n_share = (n + MR - 1) / MR;
+    for (int32_t j0 = 0; j0 < NR && j0 < t->n_out; j0 += outs_of(m)) {
+        tile_part(t, r, j0, m, form, streams);
+    }
+}
+
+/* How many of n rows come next: 4 go as 2 + 2 where 3 is the most, which is faster than 3 + 1. */
+SIMD_FN int32_t share_of_rows(int32_t n, int32_t most)
+{
+    const int32_t n_share = (n + most - 1) / most;
     return (n + n_share - 1) / n_share;
 }
 
+#define TILE_FN(name, m, form)                                                                     \
+    static void name##_##m(const gemm_tile *t, int32_t r)                                          \
+    {                                                                                              \
+        tile_rows(t, r, m, form, 0);                                                               \
+    }                                                                                              \
+    static void name##_##m##_stream(const gemm_tile *t, int32_t r)                                 \
+    {                                                                                              \
+        tile_rows(t, r, m, form, 1);                                                               \
+    }
+
+#if SIMD_LANES == 16
+#define TILE_FN_FEW(name, form) TILE_FN(name, 4, form)
+#define TILE_FN_LIST(name, end)                                                                    \
+    {                                                                                              \
+        name##_1##end, name##_2##end, name##_3##end, name##_4##end                                 \
+    }
+#else
+#define TILE_FN_FEW(name, form)
+#define TILE_FN_LIST(name, end)                                                                    \
+    {                                                                                              \
+        name##_1##end, name##_2##end, name##_3##end                                                \
+    }
+#endif
+
 #define TILE_ROWS(name, form)                                                                      \
-    static void name##_1(const gemm_tile *t, int32_t r)                                            \
-    {                                                                                              \
-        tile_rows(t, r, 1, form, 0);                                                               \
-    }                                                                                              \
-    static void name##_2(const gemm_tile *t, int32_t r)                                            \
-    {                                                                                              \
-        tile_rows(t, r, 2, form, 0);                                                               \
-    }                                                                                              \
-    static void name##_3(const gemm_tile *t, int32_t r)                                            \
-    {                                                                                              \
-        tile_rows(t, r, 3, form, 0);                                                               \
-    }                                                                                              \
-    static void name##_1s(const gemm_tile *t, int32_t r)                                           \
-    {                                                                                              \
-        tile_rows(t, r, 1, form, 1);                                                               \
-    }                                                                                              \
-    static void name##_2s(const gemm_tile *t, int32_t r)                                           \
-    {                                                                                              \
-        tile_rows(t, r, 2, form, 1);                                                               \
-    }                                                                                              \
-    static void name##_3s(const gemm_tile *t, int32_t r)                                           \
-    {                                                                                              \
-        tile_rows(t, r, 3, form, 1);                                                               \
-    }                                                                                              \
+    TILE_FN(name, 1, form)                                                                         \
+    TILE_FN(name, 2, form)                                                                         \
+    TILE_FN(name, 3, form)                                                                         \
+    TILE_FN_FEW(name, form)                                                                        \
     static void name(const gemm_tile *t)                                                           \
     {                                                                                              \
         typedef void (*rows_fn)(const gemm_tile *, int32_t);                                       \
-        static const rows_fn fn[2][MR] = {{name##_1, name##_2, name##_3},                          \
-                                          {name##_1s, name##_2s, name##_3s}};                      \
+        static const rows_fn fn[2][MR_FEW] = {TILE_FN_LIST(name, ), TILE_FN_LIST(name, _stream)};  \
+        const int32_t most = t->n_row <= 2 * MR_FEW ? MR_FEW : MR;                                 \
         for (int32_t r = 0; r < t->n_row;) {                                                       \
-            const int32_t m = share_of_rows(t->n_row - r);                                         \
+            const int32_t m = share_of_rows(t->n_row - r, most);                                   \
             fn[t->streams && r == 0][m - 1](t, r);                                                 \
             r += m;                                                                                \
         }                                                                                          \

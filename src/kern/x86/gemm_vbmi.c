@@ -95,12 +95,15 @@ static void dequant(const gemm_strip *s)
     }
 }
 
-/* m rows of x; m is a constant of the caller. */
-SIMD_FN void dot_rows(const gemm_tile *t, const uint8_t *table, const int m)
+/* m rows of x from row r on and nr rows of w from row j0 on; m, nr and streams are constants of the
+ * caller. */
+SIMD_FN void dot_part(const gemm_tile *t, const uint8_t *table, int32_t r, int32_t j0, const int m,
+                      const int nr, const int streams)
 {
-    vf acc[2 * NR];
+    const uint8_t *x = t->x + r * t->x_stride;
+    vf acc[16];
     SIMD_UNROLL
-    for (int i = 0; i < m * NR; i++) {
+    for (int i = 0; i < m * nr; i++) {
         acc[i] = vf_zero();
     }
     for (int64_t at = 0; at < t->n; at += STEP) {
@@ -108,36 +111,60 @@ SIMD_FN void dot_rows(const gemm_tile *t, const uint8_t *table, const int m)
         const byte_lookup k = lookup_of(of);
         const int64_t to = at + (at < t->turn ? GEMM_AHEAD : t->jump);
         SIMD_UNROLL
-        for (int j = 0; j < NR; j++) {
-            _mm_prefetch((const char *)(t->w[j] + to), _MM_HINT_T0);
-            const bf16_pair w = codes_to_bf16(t->w[j] + at, &k);
+        for (int j = 0; j < nr; j++) {
+            if (streams) {
+                _mm_prefetch((const char *)(t->w[j0 + j] + to), _MM_HINT_T0);
+            }
+            const bf16_pair w = codes_to_bf16(t->w[j0 + j] + at, &k);
             SIMD_UNROLL
             for (int i = 0; i < m; i++) {
-                const uint8_t *x = t->x + i * t->x_stride + 2 * at;
-                acc[i * NR + j] = vf_dot_bf16(acc[i * NR + j], w.a, vi_loadu(x));
-                acc[i * NR + j] = vf_dot_bf16(acc[i * NR + j], w.b, vi_loadu(x + STEP));
+                const uint8_t *xi = x + i * t->x_stride + 2 * at;
+                acc[i * nr + j] = vf_dot_bf16(acc[i * nr + j], w.a, vi_loadu(xi));
+                acc[i * nr + j] = vf_dot_bf16(acc[i * nr + j], w.b, vi_loadu(xi + STEP));
             }
         }
     }
     SIMD_UNROLL
     for (int i = 0; i < m; i++) {
-        float *y = t->y + i * t->y_stride;
+        float *y = t->y + (r + i) * t->y_stride + j0;
         SIMD_UNROLL
-        for (int j = 0; j < NR; j += 4) {
-            const vf *s = acc + i * NR + j;
-            if (j < t->n_out) {
-                put4(y + j, vf_sum4(s[0], s[1], s[2], s[3]), t->n_out - j, t->first);
+        for (int j = 0; j < nr; j += 4) {
+            const vf *s = acc + i * nr + j;
+            if (j0 + j < t->n_out) {
+                put4(y + j, vf_sum4(s[0], s[1], s[2], s[3]), t->n_out - j0 - j, t->first);
             }
+        }
+    }
+}
+
+SIMD_FN void dot_rows(const gemm_tile *t, const uint8_t *table, int32_t r, int32_t m,
+                      const int streams)
+{
+    if (m == 1) {
+        dot_part(t, table, r, 0, 1, NR, streams);
+    } else if (m == 2) {
+        dot_part(t, table, r, 0, 2, NR, streams);
+    }
+    for (int32_t j0 = 0; m > 2 && j0 < t->n_out; j0 += NR / 2) {
+        if (m == 3) {
+            dot_part(t, table, r, j0, 3, NR / 2, streams);
+        } else {
+            dot_part(t, table, r, j0, 4, NR / 2, streams);
         }
     }
 }
 
 void gemm_dot_codes_vbmi(const gemm_tile *t, const uint8_t *table)
 {
-    if (t->n_row == 1) {
-        dot_rows(t, table, 1);
-    } else {
-        dot_rows(t, table, 2);
+    for (int32_t r = 0; r < t->n_row;) {
+        const int32_t left = t->n_row - r;
+        const int32_t m = left <= 4 ? left : (left + 1) / 2;
+        if (r == 0) {
+            dot_rows(t, table, r, m, 1);
+        } else {
+            dot_rows(t, table, r, m, 0);
+        }
+        r += m;
     }
 }
 
