@@ -58,7 +58,7 @@ typedef struct cli_output {
     size_t n;
 } cli_output;
 
-/* Returns false, with a message, when there is no memory. */
+/* Returns false, with a message, when there is no memory or no file can be made there. Before the work. */
 bool cli_output_open(cli_output *o, const char *path);
 /* Returns an exit code, CLI_OK when the text is in place. */
 int cli_output_commit(cli_output *o);

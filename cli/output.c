@@ -8,20 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-bool cli_output_open(cli_output *o, const char *path)
-{
-    *o = (cli_output){.path = path};
-    if (path == NULL) {
-        return true;
-    }
-    o->f = open_memstream(&o->text, &o->n);
-    if (o->f == NULL) {
-        cli_fail(CLI_FAILED, "no memory for the output to %s", path);
-        return false;
-    }
-    return true;
-}
-
 void cli_output_drop(cli_output *o)
 {
     if (o->f != NULL) {
@@ -62,17 +48,63 @@ static int write_special(const cli_output *o)
     return ok ? CLI_OK : cli_fail(CLI_FAILED, "%s: cannot write: %s", o->path, strerror(why));
 }
 
-/* A new file beside the target, then renamed over it. */
-static int write_replacing(const cli_output *o)
+enum { PATH_BYTES = 4096 };
+
+/* A new file beside the target; its path in temp. -1 with the failure told. */
+static int create_beside(const char *path, char temp[PATH_BYTES])
 {
-    char temp[4096];
-    const int n = snprintf(temp, sizeof temp, "%s.%ld.tmp", o->path, (long)getpid());
-    if (n < 0 || (size_t)n >= sizeof temp) {
-        return cli_fail(CLI_FAILED, "%.80s...: the path is too long", o->path);
+    const int n = snprintf(temp, PATH_BYTES, "%s.%ld.tmp", path, (long)getpid());
+    if (n < 0 || n >= PATH_BYTES) {
+        cli_fail(CLI_FAILED, "%.80s...: the path is too long", path);
+        return -1;
     }
     const int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
-        return cli_fail(CLI_FAILED, "%s: cannot create: %s", o->path, strerror(errno));
+        cli_fail(CLI_FAILED, "%s: cannot create: %s", path, strerror(errno));
+    }
+    return fd;
+}
+
+/* Long work must not end at a file that could never be written. */
+static bool can_create(const char *path)
+{
+    if (strcmp(path, "-") == 0 || is_special(path)) {
+        return true;
+    }
+    char temp[PATH_BYTES];
+    const int fd = create_beside(path, temp);
+    if (fd < 0) {
+        return false;
+    }
+    close(fd);
+    unlink(temp);
+    return true;
+}
+
+bool cli_output_open(cli_output *o, const char *path)
+{
+    *o = (cli_output){.path = path};
+    if (path == NULL) {
+        return true;
+    }
+    if (!can_create(path)) {
+        return false;
+    }
+    o->f = open_memstream(&o->text, &o->n);
+    if (o->f == NULL) {
+        cli_fail(CLI_FAILED, "no memory for the output to %s", path);
+        return false;
+    }
+    return true;
+}
+
+/* A new file beside the target, then renamed over it. */
+static int write_replacing(const cli_output *o)
+{
+    char temp[PATH_BYTES];
+    const int fd = create_beside(o->path, temp);
+    if (fd < 0) {
+        return CLI_FAILED;
     }
     const bool wrote = write_all(fd, o->text, o->n) && fsync(fd) == 0;
     int why = errno;

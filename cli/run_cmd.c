@@ -285,18 +285,13 @@ static int find_place(const run *r, const int32_t *ids, int64_t n, run_place *pl
                : cli_fail(CLI_USAGE, "--locate \"%.60s\": the prompt does not hold it", text);
 }
 
-static int write_json(const run *r, const int32_t *ids, int64_t n, const run_answer *a)
+static int write_json(const run *r, const int32_t *ids, int64_t n, const run_answer *a,
+                      cli_output *out)
 {
-    const char *path = kvs_options_text(r->o, "json", 0);
-    cli_output out;
-    if (!cli_output_open(&out, path)) {
-        return CLI_FAILED;
+    if (out->path != NULL && !run_json(r, ids, n, a, out->f)) {
+        return cli_fail(CLI_FAILED, "no memory for the JSON to %s", out->path);
     }
-    if (path != NULL && !run_json(r, ids, n, a, out.f)) {
-        cli_output_drop(&out);
-        return cli_fail(CLI_FAILED, "no memory for the JSON to %s", path);
-    }
-    return cli_output_commit(&out);
+    return cli_output_commit(out);
 }
 
 static int answer(run *r, const int32_t *ids, int64_t n)
@@ -306,13 +301,18 @@ static int answer(run *r, const int32_t *ids, int64_t n)
     if (code != CLI_OK) {
         return code;
     }
+    cli_output out;
+    if (!cli_output_open(&out, kvs_options_text(r->o, "json", 0))) {
+        return CLI_FAILED;
+    }
     run_answer a;
     code = run_answer_make(r, ids, n, place, &a);
     if (code == CLI_OK || code == CLI_INTERRUPTED) {
         run_report(r, &a);
-        const int json = write_json(r, ids, n, &a);
+        const int json = write_json(r, ids, n, &a, &out);
         code = json != CLI_OK ? json : code;
     }
+    cli_output_drop(&out);
     run_answer_free(&a);
     return code;
 }

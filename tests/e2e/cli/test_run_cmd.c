@@ -367,6 +367,17 @@ static void a_place_of_the_prompt_is_found_in_the_selection(void **state)
 
 /* ---- refusals ---------------------------------------------------------------------------------- */
 
+/* The work is not begun where its result could not be kept. */
+static void a_json_file_that_cannot_be_made_is_told_first(void **state)
+{
+    (void)state;
+    prog p = RUN("run", "-m", model, "-p", "x", "-n", "2", "--json", "/nowhere/x.json");
+    assert_int_equal(p.code, 1);
+    assert_string_equal(p.out, "");
+    assert_non_null(strstr(p.err, "/nowhere/x.json: cannot create"));
+    prog_free(&p);
+}
+
 static void refusals_say_what_would_work(void **state)
 {
     (void)state;
@@ -489,6 +500,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sampling_repeats_with_its_seed),
         cmocka_unit_test(a_conversation_is_put_into_the_models_form),
         cmocka_unit_test(a_place_of_the_prompt_is_found_in_the_selection),
+        cmocka_unit_test(a_json_file_that_cannot_be_made_is_told_first),
         cmocka_unit_test(refusals_say_what_would_work),
         cmocka_unit_test(drafts_need_a_draft_layer),
         cmocka_unit_test(options_have_their_variables_and_notes),
