@@ -56,6 +56,9 @@ static kvs_plan_config config_of(const kvs_options *o)
     c.seqs = int_of(o, "seqs");
     c.mtp = int_of(o, "mtp");
     c.chunk = int_of(o, "chunk");
+    c.threads = int_of(o, "threads");
+    c.cpu = kvs_options_text(o, "cpu", 0);
+    c.kernels = kvs_options_text(o, "kernels", 0);
     return c;
 }
 
@@ -128,10 +131,24 @@ static void print_rank(const kvs_plan *p)
     if (p->mtp > 0) {
         line_gb("weights of drafts", p->weight_mtp, "");
     }
-    line_gb("attention workspaces", p->workspace_bytes, "");
+    line_gb("made of weights", p->weight_copies, "absorbed matrices, f32 vectors");
+    snprintf(note, sizeof note, "%d thread%s", p->threads, p->threads == 1 ? "" : "s");
+    line_gb("workspaces", p->workspace_bytes, note);
     snprintf(note, sizeof note, "%s pages of 64 tokens, %s bytes each", grouped(p->n_page),
              grouped(p->page_bytes));
     line_gb("cache", p->cache_bytes, note);
+}
+
+/* What kvspan run takes with these settings, and what its peak_rss_bytes comes to. */
+static void print_process(const kvs_plan *p)
+{
+    char note[96];
+    printf("\none process with %d rank%s\n", p->tp, p->tp == 1 ? "" : "s");
+    line_gb("weights, once", p->process_weights, "as stored, and what is made of them");
+    line_gb("workspaces", p->process_workspace, "");
+    snprintf(note, sizeof note, "%d x %" PRId64 " tokens; taken as they fill", p->seqs, p->ctx);
+    line_gb("cache, full", p->process_cache, note);
+    line_gb("together", p->process_bytes, "and some 10 MB of the program itself");
 }
 
 static void print_fit(const kvs_plan *p)
@@ -193,6 +210,7 @@ static void print_page(const kvs_plan *p)
     print_model(p);
     print_token(p);
     print_rank(p);
+    print_process(p);
     print_fit(p);
     print_exchange(p);
     print_refusals(p);
@@ -209,12 +227,12 @@ static json_t *json_exchange(const kvs_plan_exchange *x, int64_t step)
 
 static json_t *json_settings(const kvs_plan *p)
 {
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:I, s:f, s:s, s:s, s:s, s:I, s:i, s:i, s:i}",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:I, s:f, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:i}",
                      "gpus", p->gpus, "tp", p->tp, "dcp", p->dcp, "ep", p->ep, "interleave",
                      p->interleave, "mem", (json_int_t)p->mem_bytes, "util", p->util, "weights",
                      weight_word(p->weights), "kv", cli_kv_word(p->kv), "index_kv",
                      index_word(p->index_kv), "ctx", (json_int_t)p->ctx, "seqs", p->seqs, "mtp",
-                     p->mtp, "chunk", p->chunk);
+                     p->mtp, "chunk", p->chunk, "threads", p->threads);
 }
 
 static json_t *json_model(const kvs_plan *p)
@@ -237,11 +255,19 @@ static json_t *json_token(const kvs_plan *p)
 
 static json_t *json_rank(const kvs_plan *p)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "usable", (json_int_t)p->usable_bytes,
-                     "weights", (json_int_t)p->weight_bytes, "weights_mtp",
-                     (json_int_t)p->weight_mtp, "workspace", (json_int_t)p->workspace_bytes,
-                     "cache", (json_int_t)p->cache_bytes, "page", (json_int_t)p->page_bytes,
-                     "pages", (json_int_t)p->n_page);
+    return json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "usable", (json_int_t)p->usable_bytes,
+        "weights", (json_int_t)p->weight_bytes, "weights_mtp", (json_int_t)p->weight_mtp,
+        "weights_copies", (json_int_t)p->weight_copies, "workspace", (json_int_t)p->workspace_bytes,
+        "cache", (json_int_t)p->cache_bytes, "page", (json_int_t)p->page_bytes, "pages",
+        (json_int_t)p->n_page, "pool", (json_int_t)p->pool_bytes);
+}
+
+static json_t *json_process(const kvs_plan *p)
+{
+    return json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)p->process_weights, "workspace",
+                     (json_int_t)p->process_workspace, "cache", (json_int_t)p->process_cache,
+                     "total", (json_int_t)p->process_bytes);
 }
 
 static json_t *json_fit(const kvs_plan *p)
@@ -266,9 +292,9 @@ static json_t *json_refusals(const kvs_plan *p)
 static bool write_json(const kvs_plan *p, FILE *f)
 {
     json_t *root = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:{s:i, s:o, s:o}, s:o}", "model", json_model(p), "settings",
-        json_settings(p), "token_bytes", json_token(p), "rank_bytes", json_rank(p), "tokens",
-        json_fit(p), "exchange", "rows", p->n_row, "a2a", json_exchange(&p->a2a, p->a2a_step),
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:{s:i, s:o, s:o}, s:o}", "model", json_model(p), "settings",
+        json_settings(p), "token_bytes", json_token(p), "rank_bytes", json_rank(p), "process_bytes",
+        json_process(p), "tokens", json_fit(p), "exchange", "rows", p->n_row, "a2a", json_exchange(&p->a2a, p->a2a_step),
         "ag_rs", json_exchange(&p->ag_rs, p->ag_rs_step), "refusals", json_refusals(p));
     const bool ok = root != NULL &&
                     json_dumpf(root, f, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) == 0 &&

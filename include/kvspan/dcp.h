@@ -179,6 +179,10 @@ typedef struct kvs_dcp_config {
     const char *model_tag; /* any text that must be equal on all ranks, e.g. a model hash; may be NULL */
     const struct kvs_cache *cache; /* this rank's shard, compared with the other ranks': formats, layers, */
                            /* scale rule, k_scale, Hadamard; read by kvs_dcp_open only. NULL: not compared */
+    int32_t forms;         /* bits 1 << KVS_ATTEND_DENSE, ...: the forms that will be called; others are   */
+                           /* refused and take no memory. 0: all                                       */
+    int32_t q_ready;       /* 1: queries come as they are computed with, f32 with f32 rows, else bf16;  */
+                           /* others are refused, and there is no room to convert them. Not with q_fp8  */
 } kvs_dcp_config;
 
 static inline kvs_dcp_config kvs_dcp_config_default(void)
@@ -206,6 +210,8 @@ static inline kvs_dcp_config kvs_dcp_config_default(void)
     c.kernels = NULL;
     c.model_tag = NULL;
     c.cache = NULL;
+    c.forms = 0;
+    c.q_ready = 0;
     return c;
 }
 

@@ -208,11 +208,11 @@ typedef struct kvs_engine_stats {
     int32_t n_eos, eos[8];
     double load_s;
 
-    /* Bytes of one rank, the same on every rank. Pages are memory once they are taken; cache_*: of those taken
+    /* Bytes of one rank; caches are the same on every rank. Pages are memory once they are taken; cache_*: of those taken
      * at the peak; pool: of all, which is address space only. */
     int64_t cache_latent, cache_index, cache_draft, pool;
-    int64_t workspace;
-    int64_t weights;      /* mapped files and copies, once per process                                */
+    int64_t workspace;    /* all that a step works in; of this rank: others differ where widths do    */
+    int64_t weights;      /* stored tensors in use and what was made of them, once per process        */
     int64_t n_page, n_page_peak;
 
     /* Since open. */

@@ -50,6 +50,9 @@ typedef struct kvs_plan_config {
     int32_t seqs;  /* sequences at once, 1..65536; default 1 */
     int32_t mtp;   /* draft tokens per step, 0..7; default 0 */
     int32_t chunk; /* prompt tokens of one step; default 2048 */
+    int32_t threads;     /* workers of a rank, 1..1024; default: cores of this machine / tp, at least 1 */
+    const char *cpu;     /* cap of the kernels: "ref", "avx2", ...; NULL: KVS_CPU, else this machine's best */
+    const char *kernels; /* "op=variant,..."; NULL: none. Both: workspaces hold scratch of the kernels */
 } kvs_plan_config;
 
 static inline kvs_plan_config kvs_plan_config_default(void)
@@ -72,6 +75,9 @@ static inline kvs_plan_config kvs_plan_config_default(void)
     c.seqs = 0;
     c.mtp = 0;
     c.chunk = 0;
+    c.threads = 0;
+    c.cpu = NULL;
+    c.kernels = NULL;
     return c;
 }
 
@@ -125,9 +131,9 @@ typedef struct kvs_plan {
     int64_t token_bytes;       /* their sum */
 
     /* bytes of one rank (the fullest one) */
-    int64_t weight_bytes;    /* main model */
-    int64_t weight_mtp;      /* draft layers; 0 unless mtp > 0 */
-    int64_t workspace_bytes; /* what the attention layer allocates */
+    int64_t weight_bytes;    /* main model, as stored */
+    int64_t weight_mtp;      /* draft layers, as stored; 0 unless mtp > 0 */
+    int64_t workspace_bytes; /* all that a step works in: forward pass, attention layer, engine */
     int64_t cache_bytes;     /* left for pages */
     int64_t page_bytes;      /* one page of 64 tokens: all layers, index keys and drafts */
     int64_t checkpoint_bytes; /* all weights once, draft layers included */
@@ -152,6 +158,19 @@ typedef struct kvs_plan {
     int64_t step_param;       /* parameters, the head's not counted */
     int64_t head_param;       /* of the head: only for rows whose logits are wanted */
     int64_t step_weight_bytes; /* of both, over all ranks */
+
+    int32_t threads;      /* workers of a rank */
+    int64_t weight_copies; /* bytes of one rank (the fullest): what opening makes from the weights, absorbed
+                              matrices and f32 vectors; draft layers included where they are used */
+    int64_t pool_bytes;   /* of one rank: pages for `seqs` sequences of `ctx` tokens, which is what an engine
+                              reserves; memory only where a page has been written */
+
+    /* one process whose threads are the tp ranks, as kvs_engine_open makes it: equal to its statistics. The
+     * program itself comes on top, some 10 MB with a tokenizer. */
+    int64_t process_weights;   /* weights and copies, once for all ranks */
+    int64_t process_workspace; /* of all ranks */
+    int64_t process_cache;     /* pools of all ranks, full */
+    int64_t process_bytes;     /* their sum */
 } kvs_plan;
 
 /* An empty result of the size that the caller was compiled with. */

@@ -32,9 +32,8 @@ kvs_status kvs_plan_make(kvs_plan *out, const kvs_plan_config *cfg, kvs_error *e
     hp g;
     TRY(c.preset != NULL ? hp_find(&g, c.preset, err) : hp_read(&g, c.model_dir, err));
     kvs_plan p = kvs_plan_empty();
-    kern_table kern;
-    TRY(plan_kernels(&kern, err));
-    TRY(plan_make(&p, &g, &c, &kern, err));
+    const fwd_config like = {.cpu = c.cpu, .kernels = c.kernels};
+    TRY(plan_make(&p, &g, &c, &like, err));
     p.struct_size = out->struct_size;
     memcpy(out, &p, smaller(out->struct_size, sizeof p));
     return KVS_OK;

@@ -392,6 +392,13 @@ static kvs_status check_attend(const kvs_dcp *d, const kvs_cache *c, int32_t lay
         return err_set(err, KVS_INVALID, "attend %d: use DENSE 1, SPARSE 2 or CONTEXT 3", (int)how);
     TRY(dcp_check_cache(d, c, layer, DCP_NO_LAYER, err));
     TRY(check_type(q_type, "q", err));
+    if (!dcp_has_form(&d->s, how))
+        return err_set(err, KVS_INVALID,
+                       "attend %d: the handle was opened for other forms (%d); add 1 << %d to forms", (int)how,
+                       d->s.forms, (int)how);
+    if (d->s.q_ready && (q_type == KVS_DTYPE_F32) != (d->elem_bytes == 4))
+        return err_set(err, KVS_INVALID, "q type %d: the handle was opened with q_ready 1: use %s", (int)q_type,
+                       d->elem_bytes == 4 ? "KVS_DTYPE_F32" : "KVS_DTYPE_BF16");
     if (how == KVS_ATTEND_SPARSE && d->sel.n_row != d->plan.n_row)
         return err_set(err, KVS_INVALID,
                        "sparse attention before a selection: call kvs_dcp_select or "

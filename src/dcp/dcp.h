@@ -37,6 +37,8 @@ typedef struct dcp_setup {
     int32_t fmt, index_fmt; /* kvs_kv_format, kvs_index_format                                         */
     int32_t exchange;       /* kvs_exchange                                                            */
     int32_t q_fp8, trace, kernel_level;
+    int32_t forms;          /* bits 1 << KVS_ATTEND_*, never 0                                         */
+    int32_t q_ready;        /* no staging of queries in another type                                   */
     int32_t max_rows, max_reqs;
     int64_t max_len;
     int32_t threads;
@@ -129,6 +131,15 @@ struct kvs_dcp {
     attn_stats attn_count;
     kvs_step_info info;    /* counters since the last finish                                           */
 };
+
+enum {
+    DCP_ALL_FORMS = 1 << KVS_ATTEND_DENSE | 1 << KVS_ATTEND_SPARSE | 1 << KVS_ATTEND_CONTEXT
+};
+
+static inline int dcp_has_form(const dcp_setup *s, kvs_attend how)
+{
+    return (s->forms >> (int)how & 1) != 0;
+}
 
 /* Resolves defaults and checks every field; the message says what, which value, what would work. */
 kvs_status dcp_setup_resolve(dcp_setup *out, const kvs_dcp_config *cfg, int32_t world_size,

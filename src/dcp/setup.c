@@ -80,6 +80,22 @@ static kvs_status resolve_formats(dcp_setup *s, const kvs_dcp_config *cfg, kvs_e
     return KVS_OK;
 }
 
+/* What will be called, which is what there must be room for. */
+static kvs_status resolve_calls(dcp_setup *s, const kvs_dcp_config *cfg, kvs_error *err)
+{
+    s->forms = or_default(cfg->forms, DCP_ALL_FORMS);
+    if ((s->forms & ~DCP_ALL_FORMS) != 0)
+        return err_set(err, KVS_INVALID,
+                       "forms %d: use 0 (all) or the sum of DENSE %d, SPARSE %d, CONTEXT %d", s->forms,
+                       1 << KVS_ATTEND_DENSE, 1 << KVS_ATTEND_SPARSE, 1 << KVS_ATTEND_CONTEXT);
+    s->q_ready = cfg->q_ready;
+    TRY(check_range("q_ready", s->q_ready, 0, 1, err));
+    if (s->q_ready && s->q_fp8)
+        return err_set(err, KVS_INVALID,
+                       "q_ready 1 with q_fp8 1: e4m3 queries are made from others here; use q_ready 0");
+    return KVS_OK;
+}
+
 kvs_status dcp_setup_resolve(dcp_setup *s, const kvs_dcp_config *cfg, int32_t world_size,
                              kvs_error *err)
 {
@@ -99,6 +115,7 @@ kvs_status dcp_setup_resolve(dcp_setup *s, const kvs_dcp_config *cfg, int32_t wo
                        "softmax_scale %g: a finite number above 0 is needed, for example "
                        "(nope + rope)^-1/2",
                        (double)s->softmax_scale);
+    TRY(resolve_calls(s, cfg, err));
     s->trace = cfg->trace;
     TRY(check_range("trace", s->trace, 0, 1, err));
     s->max_rows = or_default(cfg->max_rows, 256);

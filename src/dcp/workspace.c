@@ -85,11 +85,11 @@ static void layout_exchange(const shape *h, dcp_layout *l)
     int64_t own = (int64_t)h->chunk * s->head_local;
     int64_t all = (int64_t)h->chunk * s->head_group;
     int64_t q_row = KVS_ROW_DIM * h->elem + 4; /* values and one scale */
-    l->bytes[DCP_BUF_Q_LOCAL] = own * q_row;
+    l->bytes[DCP_BUF_Q_LOCAL] = s->q_ready ? 0 : own * q_row;
     l->bytes[DCP_BUF_Q_WIRE] = s->dcp > 1 ? all * q_row : 0;
     /* KVS_ATTEND_CONTEXT stages more rows of fewer heads here */
-    int64_t ctx = (int64_t)h->ctx_chunk * s->head_local;
-    l->bytes[DCP_BUF_Q_FULL] = (all > ctx ? all : ctx) * q_row;
+    int64_t ctx = dcp_has_form(s, KVS_ATTEND_CONTEXT) ? (int64_t)h->ctx_chunk * s->head_local : 0;
+    l->bytes[DCP_BUF_Q_FULL] = s->q_ready && s->dcp == 1 ? 0 : (all > ctx ? all : ctx) * q_row;
     l->bytes[DCP_BUF_Q_SCALE] = s->q_fp8 ? all * 4 : 0;
     l->bytes[DCP_BUF_NODE_OUT] = all * KVS_LATENT_DIM * 4;
     l->bytes[DCP_BUF_NODE_LSE] = all * 4;
@@ -103,6 +103,8 @@ static void layout_exchange(const shape *h, dcp_layout *l)
 static void layout_context(const shape *h, dcp_layout *l)
 {
     const dcp_setup *s = h->s;
+    if (!dcp_has_form(s, KVS_ATTEND_CONTEXT))
+        return;
     int64_t row = KVS_ROW_DIM * h->elem;
     int64_t pairs = (int64_t)h->ctx_chunk * s->head_local;
     l->bytes[DCP_BUF_CTX_LOCAL] = s->dcp > 1 ? h->ctx_pad * row : 0;
@@ -115,6 +117,42 @@ static void layout_context(const shape *h, dcp_layout *l)
     }
 }
 
+/* Of the attention kernel, in each form that is called. */
+static size_t attn_scratch(const shape *h, const kern_table *kern, const dev_queue *q)
+{
+    static const int32_t some = 0;
+    const dcp_setup *s = h->s;
+    const struct {
+        kvs_attend how;
+        int32_t rows, heads, lanes;
+        const int32_t *slots;
+    } call[] = {
+        {KVS_ATTEND_DENSE, h->chunk, s->head_group, h->n_lane, NULL},
+        {KVS_ATTEND_SPARSE, h->chunk, s->head_group, h->n_lane, &some},
+        {KVS_ATTEND_CONTEXT, h->ctx_chunk, s->head_local, 1, NULL},
+    };
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof call / sizeof *call; i++) {
+        if (!dcp_has_form(s, call[i].how))
+            continue;
+        attn_args a;
+        memset(&a, 0, sizeof a);
+        a.fmt = call[i].how != KVS_ATTEND_CONTEXT ? s->fmt
+                : s->fmt == KVS_KV_F32            ? KVS_KV_F32
+                                                  : KVS_KV_BF16;
+        a.q_type = s->fmt == KVS_KV_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
+        a.interleave = s->interleave;
+        a.n_row = call[i].rows;
+        a.n_head = call[i].heads;
+        a.n_lane = call[i].lanes;
+        a.slots = call[i].slots;
+        a.slots_stride = call[i].slots != NULL ? s->topk : 0;
+        size_t n = kern->attn_scratch(&a, q);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 /* Scratch of the kernels depends on heads, lanes, rows of a call and workers; lengths do not enter. */
 static int64_t kernel_scratch(const shape *h, const kern_table *kern)
 {
@@ -122,27 +160,7 @@ static int64_t kernel_scratch(const shape *h, const kern_table *kern)
     dev_queue q;
     memset(&q, 0, sizeof q);
     q.n_worker = s->threads;
-    size_t most = 0;
-    attn_args a;
-    memset(&a, 0, sizeof a);
-    a.fmt = s->fmt;
-    a.q_type = s->fmt == KVS_KV_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
-    a.n_lane = h->n_lane;
-    a.interleave = s->interleave;
-    const int32_t rows[2] = {h->chunk, h->ctx_chunk};
-    const int32_t heads[2] = {s->head_group, s->head_local};
-    const int32_t lanes[2] = {h->n_lane, 1};
-    for (int i = 0; i < 2; i++)
-        for (int form = 0; form < 2; form++) {
-            static const int32_t some = 0;
-            a.n_row = rows[i];
-            a.n_head = heads[i];
-            a.n_lane = lanes[i];
-            a.slots = form ? &some : NULL;
-            a.slots_stride = form ? s->topk : 0;
-            size_t n = kern->attn_scratch(&a, &q);
-            most = n > most ? n : most;
-        }
+    size_t most = attn_scratch(h, kern, &q);
     if (s->topk > 0) {
         localise_args la;
         memset(&la, 0, sizeof la);

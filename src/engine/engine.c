@@ -79,7 +79,7 @@ static kvs_status load(kvs_engine *e, const kvs_engine_config *cfg, kvs_error *e
     TRY(hp_read(&h, cfg->model_dir, err));
     const int32_t ranks = cfg->comm != NULL ? comm_size(cfg->comm) : 0;
     TRY(setup_make(&e->s, cfg, &h, ranks, err));
-    TRY(setup_check_space(&e->s, &h, ranks > 0 ? 1 : e->s.plan.tp, err));
+    TRY(setup_check_space(&e->s, ranks > 0 ? 1 : e->s.plan.tp, err));
     return wt_open(&e->w, cfg->model_dir, e->s.plan.mtp > 0, err);
 }
 
@@ -249,8 +249,8 @@ static void stats_of_cache(const kvs_engine *e, const fwd_info *i, kvs_engine_st
     s->cache_index = i->cache_index / n * peak;
     s->cache_draft = i->cache_draft / n * peak;
     s->pool = i->cache_latent + i->cache_index + i->cache_draft;
-    s->workspace = i->workspace;
-    s->weights = e->w->bytes_mapped + e->w->bytes_owned;
+    s->workspace = i->workspace + rank_bytes(&e->s.lim, e->w->h.hidden, e->w->h.vocab);
+    s->weights = e->w->bytes_stored + e->w->bytes_owned;
 }
 
 void engine_get_stats(const kvs_engine *e, kvs_engine_stats *s)

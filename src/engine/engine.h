@@ -23,7 +23,7 @@ typedef struct setup {
  * the value and the nearest that works. */
 kvs_status setup_make(setup *s, const kvs_engine_config *cfg, const hp *h, int32_t ranks, kvs_error *err);
 /* Whether the address space takes the caches of `n_here` ranks; KVS_NOMEM says which ctx it would take. */
-kvs_status setup_check_space(const setup *s, const hp *h, int32_t n_here, kvs_error *err);
+kvs_status setup_check_space(const setup *s, int32_t n_here, kvs_error *err);
 
 typedef struct rank_thread {
     struct kvs_engine *e;

@@ -8,7 +8,8 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "dcp/dcp.h"
+#include "base/pool.h"
+#include "kvspan/dcp.h"
 #include "model/weights.h"
 #include "num/kvfmt.h"
 #include "shard/topo.h"
@@ -70,7 +71,7 @@ kvs_status plan_check_config(const kvs_plan_config *cfg, kvs_error *err)
         {"interleave", cfg->interleave, 1 << 20},   {"kv", cfg->kv, KVS_KV_FP8_DS_MLA},
         {"index-kv", cfg->index_kv, KVS_INDEX_F32}, {"ctx", cfg->ctx, INT64_C(1) << 40},
         {"seqs", cfg->seqs, PLAN_SEQS_MAX},         {"mtp", cfg->mtp, 1 << 20},
-        {"chunk", cfg->chunk, PLAN_CHUNK_MAX},
+        {"chunk", cfg->chunk, PLAN_CHUNK_MAX},      {"threads", cfg->threads, POOL_MAX_THREAD},
     };
     for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
         if (field[i].v < 0 || field[i].v > field[i].hi) {
@@ -314,20 +315,14 @@ static void resolve_ctx(kvs_plan *p, const hp *g)
 
 static plan_shape shape_of(const kvs_plan *p)
 {
-    const int32_t row = p->seqs * (1 + p->mtp);
     return (plan_shape){
         .tp = p->tp,
         .dcp = p->dcp,
+        .interleave = p->interleave,
         .n_head = p->n_head,
-        .n_index_head =
-            p->n_index_head < PLAN_INDEX_HEADS_MAX ? p->n_index_head : PLAN_INDEX_HEADS_MAX,
         .topk = p->topk < KVS_MAX_TOPK ? p->topk : KVS_MAX_TOPK,
         .kv = p->kv,
-        .index_kv = p->index_kv,
-        .max_rows = row > p->chunk ? row : p->chunk,
-        .max_reqs = p->seqs,
         .max_len = p->ctx,
-        .interleave = p->interleave,
     };
 }
 
@@ -336,9 +331,66 @@ static shard_geom shard_of(const kvs_plan *p)
     return (shard_geom){.n = p->dcp, .i = p->interleave, .rank = 0};
 }
 
+/* Rows of a step's largest decode: a token and its drafts of every sequence. */
+static int32_t verify_rows(const kvs_plan *p)
+{
+    return p->seqs * (1 + p->mtp);
+}
+
+rank_limits plan_limits(const kvs_plan *p)
+{
+    const int32_t verify = verify_rows(p);
+    return (rank_limits){.max_reqs = p->seqs,
+                         .max_rows = p->chunk > verify ? p->chunk : verify,
+                         .max_logits = verify,
+                         .width = shard_table_width(shard_of(p), p->ctx),
+                         .mtp = p->mtp};
+}
+
+fwd_config plan_fwd_config(const kvs_plan *p, const fwd_config *like)
+{
+    const rank_limits l = plan_limits(p);
+    fwd_config c = *like;
+    c.dcp = p->dcp;
+    c.interleave = p->interleave;
+    c.ep = p->ep;
+    c.threads = p->threads;
+    c.kv = p->kv;
+    c.index_kv = p->index_kv;
+    c.max_rows = l.max_rows;
+    c.max_reqs = l.max_reqs;
+    c.max_logits = l.max_logits;
+    c.max_len = p->ctx;
+    c.n_page = l.width * p->seqs;
+    return c;
+}
+
+/* What sizes follow from besides the plan. */
+typedef struct sizing {
+    const hp *g;
+    const fwd_config *like;
+    int32_t threads; /* as given, 0: by the machine */
+    hp run;          /* g, made to run where it does not (check_geometry has refused it), without draft
+                        layers that are not used */
+} sizing;
+
+static void sizing_init(sizing *z, const kvs_plan *p, const hp *g, const kvs_plan_config *cfg,
+                        const fwd_config *like)
+{
+    *z = (sizing){.g = g, .like = like, .threads = cfg->threads, .run = *g};
+    hp *h = &z->run;
+    h->kv_lora = KVS_LATENT_DIM;
+    h->rope = KVS_ROPE_DIM;
+    h->index_dim = KVS_INDEX_DIM;
+    h->n_index_head = h->n_index_head < PLAN_INDEX_HEADS_MAX ? h->n_index_head : PLAN_INDEX_HEADS_MAX;
+    h->topk = h->topk < KVS_MAX_TOPK ? h->topk : KVS_MAX_TOPK;
+    h->yarn = false; /* no size depends on it */
+    h->stored = p->weights;
+    h->n_mtp = p->mtp > 0 ? g->n_mtp : 0;
+}
+
 static void size_token(kvs_plan *p, const hp *g)
 {
-    const int64_t page = kv_page_bytes(p->kv);
     const int64_t index_page = g->n_index_head > 0 ? index_page_bytes(p->index_kv) : 0;
     const int64_t n_draft = p->mtp > 0 ? g->n_mtp : 0;
     p->row_bytes = kv_row_bytes(p->kv);
@@ -347,19 +399,57 @@ static void size_token(kvs_plan *p, const hp *g)
     p->token_index = g->n_index_layer * p->index_token_bytes;
     p->token_draft = n_draft * (p->row_bytes + p->index_token_bytes);
     p->token_bytes = p->token_latent + p->token_index + p->token_draft;
-    p->page_bytes =
-        g->n_layer * page + g->n_index_layer * index_page + n_draft * (page + index_page);
 }
 
-/* What a rank needs and how many pages are left. */
-static kvs_status size_rank(kvs_plan *p, const hp *g, const kern_table *kern, kvs_error *err)
+/* a * b, INT64_MAX where that is past it; both >= 0. */
+static int64_t product(int64_t a, int64_t b)
 {
-    const plan_shape s = shape_of(p);
+    int64_t v = 0;
+    return __builtin_mul_overflow(a, b, &v) ? INT64_MAX : v;
+}
+
+static int64_t sum(int64_t a, int64_t b)
+{
+    return a > INT64_MAX - b ? INT64_MAX : a + b;
+}
+
+static void size_weights(kvs_plan *p, const hp *g)
+{
+    const bool mtp = p->mtp > 0;
     p->weight_bytes = weights_rank_bytes_max(g, WEIGHTS_MAIN, p->weights, p->tp, p->ep);
-    p->weight_mtp =
-        p->mtp > 0 ? weights_rank_bytes_max(g, WEIGHTS_MTP, p->weights, p->tp, p->ep) : 0;
-    TRY(plan_workspace_bytes(&s, kern, &p->workspace_bytes, err));
-    const int64_t left = p->usable_bytes - p->weight_bytes - p->weight_mtp - p->workspace_bytes;
+    p->weight_copies = weights_copy_bytes(g, WEIGHTS_MAIN, p->weights, p->tp);
+    p->process_weights = weights_bytes(g, WEIGHTS_MAIN, p->weights) +
+                         weights_copy_bytes(g, WEIGHTS_MAIN, p->weights, 1);
+    p->weight_mtp = 0;
+    if (mtp) {
+        p->weight_mtp = weights_rank_bytes_max(g, WEIGHTS_MTP, p->weights, p->tp, p->ep);
+        p->weight_copies += weights_copy_bytes(g, WEIGHTS_MTP, p->weights, p->tp);
+        p->process_weights += weights_bytes(g, WEIGHTS_MTP, p->weights) +
+                              weights_copy_bytes(g, WEIGHTS_MTP, p->weights, 1);
+    }
+}
+
+/* What a rank needs, what a process of all ranks does, and how many pages are left. */
+static kvs_status size_rank(kvs_plan *p, const sizing *z, kvs_error *err)
+{
+    const int32_t share = pool_cores() / p->tp;
+    p->threads = z->threads > 0 ? z->threads : share > 0 ? share : 1;
+    size_weights(p, z->g);
+    fwd_config c = plan_fwd_config(p, z->like);
+    const rank_limits l = plan_limits(p);
+    const int64_t n_page = c.n_page;
+    c.n_page = 1;
+    fwd_memory m;
+    TRY(fwd_bytes(&z->run, &c, p->tp, &m, err));
+    const int64_t engine = rank_bytes(&l, z->g->hidden, z->g->vocab);
+    p->page_bytes = m.cache;
+    p->workspace_bytes = m.workspace_most + engine;
+    p->pool_bytes = product(n_page, p->page_bytes);
+    p->process_workspace = m.workspace_all + p->tp * engine;
+    p->process_cache = product(p->pool_bytes, p->tp);
+    p->process_bytes = sum(p->process_weights + p->process_workspace, p->process_cache);
+    const int64_t left = p->usable_bytes - p->weight_bytes - p->weight_mtp - p->weight_copies -
+                         p->workspace_bytes;
     p->cache_bytes = left > 0 ? left : 0;
     p->n_page = p->cache_bytes / p->page_bytes;
     if (p->n_page > PLAN_PAGES_MAX) {
@@ -402,7 +492,7 @@ static int64_t exchange_step(const kvs_plan *p, const kvs_plan_exchange *x)
 static void size_exchange(kvs_plan *p)
 {
     const plan_shape s = shape_of(p);
-    p->n_row = p->seqs * (1 + p->mtp);
+    p->n_row = verify_rows(p);
     p->a2a = plan_exchange(&s, KVS_EXCHANGE_A2A, p->n_row);
     p->ag_rs = plan_exchange(&s, KVS_EXCHANGE_AG_RS, p->n_row);
     p->a2a_step = exchange_step(p, &p->a2a);
@@ -413,9 +503,10 @@ static void size_exchange(kvs_plan *p)
 
 /* The smallest multiple of tp by a power of two on which the weights leave room for a page, with
  * experts spread over as many ranks as may be: fills t's gpus, tp and ep. t->gpus 0: none. */
-static kvs_status enough_ranks(const kvs_plan *p, const hp *g, const kern_table *kern,
-                               kvs_plan *t, kvs_error *err)
+static kvs_status enough_ranks(const kvs_plan *p, const sizing *z, kvs_plan *t,
+                               kvs_error *err)
 {
+    const hp *g = z->g;
     *t = *p;
     for (int32_t k = p->tp * 2; k <= g->n_head; k *= 2) {
         t->gpus = k;
@@ -424,7 +515,7 @@ static kvs_status enough_ranks(const kvs_plan *p, const hp *g, const kern_table 
         if (!tp_ok(t, g, k)) {
             continue;
         }
-        TRY(size_rank(t, g, kern, err));
+        TRY(size_rank(t, z, err));
         if (weights_fit(t)) {
             return KVS_OK;
         }
@@ -433,23 +524,23 @@ static kvs_status enough_ranks(const kvs_plan *p, const hp *g, const kern_table 
     return KVS_OK;
 }
 
-static kvs_status refuse_weights(kvs_plan *p, const hp *g, const kern_table *kern, bool ep_given,
-                                 kvs_error *err)
+static kvs_status refuse_weights(kvs_plan *p, const sizing *z, bool ep_given, kvs_error *err)
 {
     kvs_plan_refusal *r = refuse(p, "weights_fit");
-    const double need = (double)(p->weight_bytes + p->weight_mtp + p->workspace_bytes);
+    const double need = (double)(p->weight_bytes + p->weight_mtp + p->weight_copies +
+                                 p->workspace_bytes);
     SET(r->value, "%.2f GB on a rank, %.2f GB usable", need / 1e9, (double)p->usable_bytes / 1e9);
     SET(r->why, "weights and workspaces must leave room for cache pages");
     kvs_plan t = *p;
-    if (p->weights == KVS_WEIGHT_BF16 && g->stored == KVS_WEIGHT_FP8) {
+    if (p->weights == KVS_WEIGHT_BF16 && z->g->stored == KVS_WEIGHT_FP8) {
         t.weights = KVS_WEIGHT_FP8;
-        TRY(size_rank(&t, g, kern, err));
+        TRY(size_rank(&t, z, err));
         if (weights_fit(&t)) {
             SET(r->nearest, "--weights fp8");
             return KVS_OK;
         }
     }
-    TRY(enough_ranks(p, g, kern, &t, err));
+    TRY(enough_ranks(p, z, &t, err));
     if (t.gpus > 0) {
         SET(r->nearest, "--gpus %d --tp %d", t.gpus, t.tp);
     }
@@ -461,17 +552,16 @@ static kvs_status refuse_weights(kvs_plan *p, const hp *g, const kern_table *ker
 }
 
 /* The smallest larger DCP size whose pages hold the sequences; 0: none. */
-static kvs_status enough_dcp(const kvs_plan *p, const hp *g, const kern_table *kern, int32_t *dcp,
-                             kvs_error *err)
+static kvs_status enough_dcp(const kvs_plan *p, const sizing *z, int32_t *dcp, kvs_error *err)
 {
     *dcp = 0;
     for (int32_t n = p->dcp * 2; n <= KVS_MAX_RANKS; n *= 2) {
         kvs_plan t = *p;
-        if (!dcp_ok(&t, g, n)) {
+        if (!dcp_ok(&t, z->g, n)) {
             continue;
         }
         t.dcp = n;
-        TRY(size_rank(&t, g, kern, err));
+        TRY(size_rank(&t, z, err));
         if (cache_fits(&t)) {
             *dcp = n;
             return KVS_OK;
@@ -480,14 +570,14 @@ static kvs_status enough_dcp(const kvs_plan *p, const hp *g, const kern_table *k
     return KVS_OK;
 }
 
-static kvs_status refuse_cache(kvs_plan *p, const hp *g, const kern_table *kern, kvs_error *err)
+static kvs_status refuse_cache(kvs_plan *p, const sizing *z, kvs_error *err)
 {
     kvs_plan_refusal *r = refuse(p, "cache_fit");
     SET(r->value, "%d x %" PRId64 " tokens", p->seqs, p->ctx);
     SET(r->why, "a DCP group of %d ranks holds %" PRId64 " tokens in pages of %" PRId64, p->dcp,
         p->tokens_total, shard_span(shard_of(p)));
     int32_t dcp = 0;
-    TRY(enough_dcp(p, g, kern, &dcp, err));
+    TRY(enough_dcp(p, z, &dcp, err));
     if (dcp > 0) {
         SET(r->nearest, "--dcp %d, or ", dcp);
     }
@@ -540,14 +630,7 @@ static void take_settings(kvs_plan *p, const hp *g, const kvs_plan_config *cfg)
     p->chunk = cfg->chunk > 0 ? cfg->chunk : PLAN_CHUNK;
 }
 
-kvs_status plan_kernels(kern_table *kern, kvs_error *err)
-{
-    uint32_t features = 0;
-    TRY(dcp_features(NULL, &features, err));
-    return kern_init(kern, features, NULL, err);
-}
-
-kvs_status plan_make(kvs_plan *p, const hp *g, const kvs_plan_config *cfg, const kern_table *kern,
+kvs_status plan_make(kvs_plan *p, const hp *g, const kvs_plan_config *cfg, const fwd_config *like,
                      kvs_error *err)
 {
     const size_t struct_size = p->struct_size;
@@ -572,11 +655,13 @@ kvs_status plan_make(kvs_plan *p, const hp *g, const kvs_plan_config *cfg, const
     p->head_param = weights_head_params(g);
     p->step_weight_bytes = weights_step_bytes(g, p->weights);
     size_token(p, g);
-    TRY(size_rank(p, g, kern, err));
+    sizing z;
+    sizing_init(&z, p, g, cfg, like);
+    TRY(size_rank(p, &z, err));
     size_fit(p, g);
     size_exchange(p);
     if (!weights_fit(p)) {
-        return refuse_weights(p, g, kern, cfg->ep > 0, err);
+        return refuse_weights(p, &z, cfg->ep > 0, err);
     }
-    return cache_fits(p) ? KVS_OK : refuse_cache(p, g, kern, err);
+    return cache_fits(p) ? KVS_OK : refuse_cache(p, &z, err);
 }

@@ -1,15 +1,14 @@
-/* engine/plan_dcp.c - what the attention layer sends and allocates, by the settings alone.
+/* engine/plan_dcp.c - what the attention layer sends, by the settings alone.
  *
  * Per layer and token a rank sends, to each of the N - 1 other ranks of its DCP group:
  *   its heads' queries (all-gather over heads); one merged partial of each of the other's heads
  *   with its LSE (a2a), or its share of a reduce-scatter with the LSE of all the group's heads
  *   (ag_rs); and in layers with an indexer its candidates, a score and an id each, with their
- *   count. A rank brings topk candidates, or as many as its shard holds.
- * Workspaces are what dcp_open allocates for the same set-up. */
+ *   count. A rank brings topk candidates, or as many as its shard holds. */
 #include "engine/plan.h"
 
-#include "base/err.h"
-#include "dcp/dcp.h"
+#include "kvspan/dcp.h"
+#include "shard/shard.h"
 
 enum { SCORE_BYTES = 4, ID_BYTES = 4, COUNT_BYTES = 4, F32_BYTES = 4 };
 
@@ -38,28 +37,4 @@ kvs_plan_exchange plan_exchange(const plan_shape *s, kvs_exchange how, int32_t n
         x.selection = n_row * (candidates(s) * (SCORE_BYTES + ID_BYTES) + COUNT_BYTES) * peers;
     }
     return x;
-}
-
-kvs_status plan_workspace_bytes(const plan_shape *s, const kern_table *kern, int64_t *bytes,
-                                kvs_error *err)
-{
-    kvs_dcp_config c = kvs_dcp_config_default();
-    c.tp = s->tp;
-    c.dcp = s->dcp;
-    c.interleave = s->interleave;
-    c.n_head = s->n_head;
-    c.n_index_head = s->n_index_head;
-    c.topk = s->topk;
-    c.softmax_scale = 1.0f;
-    c.kv = s->kv;
-    c.index_kv = s->index_kv;
-    c.max_rows = s->max_rows;
-    c.max_reqs = s->max_reqs;
-    c.max_len = s->max_len;
-    dcp_setup setup;
-    TRY(dcp_setup_resolve(&setup, &c, s->tp, err));
-    dcp_workspace w;
-    TRY(dcp_workspace_bytes(&setup, kern, &w, err));
-    *bytes = w.total;
-    return KVS_OK;
 }

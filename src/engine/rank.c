@@ -42,32 +42,45 @@ static size_t lay_out(rank_work *w, const rank_limits *l, unsigned char *block)
     return n;
 }
 
-static kvs_status make_buffers(rank *r, kvs_error *err)
+/* Makes every buffer of r, or with r NULL only adds up their bytes; -1 without memory. */
+static int64_t make_buffers(rank *r, const rank_limits *l, int32_t hidden, int32_t vocab)
 {
-    const rank_limits *l = &r->lim;
+    rank none;
+    rank *to = r != NULL ? r : &none;
     const size_t reqs = (size_t)l->max_reqs;
-    const size_t vocab = (size_t)r->vocab;
-    r->pack_bytes = lay_out(&r->w, l, NULL);
-    r->block = mem_calloc(1, r->pack_bytes);
-    r->pack = mem_alloc(r->pack_bytes, 0);
-    r->logits = mem_alloc_array((size_t)l->max_logits, vocab * sizeof(float), 0);
-    bool whole = r->block != NULL && r->pack != NULL && r->logits != NULL;
-    if (l->mtp > 0) {
-        const size_t row = (size_t)r->hidden * sizeof(float);
-        r->draft_logits = mem_alloc_array(reqs, vocab * sizeof(float), 0);
-        r->pend = mem_alloc_array(reqs * RANK_PEND_ROWS, row, 0);
-        r->chain = mem_alloc_array(reqs * RANK_PEND_ROWS, row, 0);
-        r->hid = mem_alloc_array((size_t)l->max_rows, row, 0);
-        r->keep_row = mem_alloc_array(reqs, sizeof *r->keep_row, 0);
-        whole = whole && r->draft_logits != NULL && r->pend != NULL && r->chain != NULL &&
-                r->hid != NULL && r->keep_row != NULL;
+    const size_t drafting = l->mtp > 0 ? reqs : 0;
+    const size_t row = (size_t)hidden * sizeof(float);
+    const size_t logits = (size_t)vocab * sizeof(float);
+    const size_t pack = lay_out(&(rank_work){0}, l, NULL);
+    const struct {
+        void **at;
+        size_t n, bytes;
+    } part[] = {
+        {(void **)&to->block, 1, pack},
+        {(void **)&to->pack, 1, pack},
+        {(void **)&to->logits, (size_t)l->max_logits, logits},
+        {(void **)&to->draft_logits, drafting, logits},
+        {(void **)&to->pend, drafting * RANK_PEND_ROWS, row},
+        {(void **)&to->chain, drafting * RANK_PEND_ROWS, row},
+        {(void **)&to->hid, l->mtp > 0 ? (size_t)l->max_rows : 0, row},
+        {(void **)&to->keep_row, drafting, sizeof *to->keep_row},
+    };
+    int64_t n = 0;
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        if (r != NULL && part[i].n > 0) {
+            *part[i].at = mem_alloc_array(part[i].n, part[i].bytes, 0);
+            if (*part[i].at == NULL) {
+                return -1;
+            }
+        }
+        n += (int64_t)(part[i].n * part[i].bytes);
     }
-    if (!whole) {
-        return err_set(err, KVS_NOMEM, "rank %d: no memory for the step's buffers of %d rows",
-                       (int)comm_rank(r->world), (int)l->max_rows);
-    }
-    lay_out(&r->w, l, r->block);
-    return KVS_OK;
+    return n;
+}
+
+int64_t rank_bytes(const rank_limits *lim, int32_t hidden, int32_t vocab)
+{
+    return make_buffers(NULL, lim, hidden, vocab);
 }
 
 kvs_status rank_open(rank *r, const wt *w, const fwd_config *cfg, const rank_limits *lim,
@@ -79,8 +92,12 @@ kvs_status rank_open(rank *r, const wt *w, const fwd_config *cfg, const rank_lim
                 .vocab = w->h.vocab,
                 .n_page = cfg->n_page};
     kvs_error mine = {0};
-    kvs_status st = make_buffers(r, &mine);
-    if (st == KVS_OK) {
+    kvs_status st = KVS_OK;
+    if (make_buffers(r, lim, r->hidden, r->vocab) < 0) {
+        st = err_set(&mine, KVS_NOMEM, "rank %d: no memory for the step's buffers of %d rows",
+                     (int)comm_rank(world), (int)lim->max_rows);
+    } else {
+        memset(r->block, 0, lay_out(&r->w, lim, r->block));
         st = fwd_open(&r->f, w, cfg, world, &mine);
     }
     if (st < 0) {

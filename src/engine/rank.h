@@ -70,12 +70,14 @@ typedef struct rank {
     rank_work w;
     unsigned char *block; /* the arrays of w, then room to pack them                               */
     unsigned char *pack;
-    size_t pack_bytes;
     float *logits;       /* [max_logits, vocab] of the last main step                              */
     float *draft_logits; /* [max_reqs, vocab] of the last draft pass; NULL without mtp             */
     float *pend, *hid, *chain;
     int32_t *keep_row;   /* [max_reqs]                                                             */
 } rank;
+
+/* Bytes of a rank's own buffers, those of the forward pass not counted. */
+int64_t rank_bytes(const rank_limits *lim, int32_t hidden, int32_t vocab);
 
 /* Opens the forward pass and makes every buffer. Collective over world, which stays the caller's. On failure *r
  * needs no close, and the group has ended or will. */

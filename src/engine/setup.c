@@ -67,14 +67,28 @@ static kvs_plan_config plan_of(const kvs_engine_config *c, int32_t ranks)
     p.seqs = c->max_seqs;
     p.mtp = c->mtp;
     p.chunk = c->chunk;
+    p.threads = c->threads;
     return p;
+}
+
+/* What an opening says besides its plan. */
+static fwd_config rest_of(const kvs_engine_config *c)
+{
+    return (fwd_config){.scale_rule = c->scale_rule,
+                        .exchange = c->exchange,
+                        .hadamard = c->hadamard,
+                        .latent_eps = c->latent_eps,
+                        .trace = c->trace,
+                        .selection_last = c->selection_last,
+                        .cpu = c->cpu,
+                        .kernels = c->kernels};
 }
 
 static kvs_status resolve(setup *s, const kvs_engine_config *cfg, const hp *h, int32_t ranks,
                           kvs_error *err)
 {
     const kvs_plan_config pc = plan_of(cfg, ranks);
-    kern_table kern;
+    const fwd_config rest = rest_of(cfg);
     TRY(plan_check_config(&pc, err));
     if (pc.tp > MAX_TP && ranks == 0) {
         return err_set(err, KVS_INVALID, "tp %d: at most %d ranks are threads of one process",
@@ -84,21 +98,14 @@ static kvs_status resolve(setup *s, const kvs_engine_config *cfg, const hp *h, i
         return err_set(err, KVS_INVALID, "tp %d: %d ranks were started; use --tp %d", pc.tp, ranks,
                        ranks);
     }
-    TRY(plan_kernels(&kern, err));
     s->plan = kvs_plan_empty();
-    TRY(plan_make(&s->plan, h, &pc, &kern, err));
+    TRY(plan_make(&s->plan, h, &pc, &rest, err));
     if (s->plan.n_refusal > 0) {
         const kvs_plan_refusal *r = &s->plan.refusal[0];
         return err_set(err, KVS_INVALID, "%s: %s%s%s", r->value, r->why,
                        r->nearest[0] != '\0' ? "; use " : "", r->nearest);
     }
     return KVS_OK;
-}
-
-static int32_t workers(const kvs_engine_config *cfg, int32_t tp)
-{
-    const int32_t share = pool_cores() / tp;
-    return cfg->threads > 0 ? cfg->threads : share > 0 ? share : 1;
 }
 
 static shard_geom geom_of(const kvs_plan *p)
@@ -118,40 +125,16 @@ kvs_status setup_make(setup *s, const kvs_engine_config *cfg, const hp *h, int32
         return err_set(err, KVS_INVALID, "ctx %" PRId64 ": a prompt and an answer need 2 tokens",
                        p->ctx);
     }
-    const int32_t verify = p->seqs * (1 + p->mtp);
-    const int64_t width = shard_table_width(geom_of(p), p->ctx);
-    const int64_t n_page = width * p->seqs;
-    if (n_page > PAGES_MAX) {
+    const fwd_config rest = rest_of(cfg);
+    s->fwd = plan_fwd_config(p, &rest);
+    s->lim = plan_limits(p);
+    s->lim.timeout_ms = cfg->timeout_ms > 0 ? cfg->timeout_ms : TIMEOUT_MS;
+    if (s->fwd.n_page > PAGES_MAX) {
         return err_set(err, KVS_INVALID,
                        "%d sequences of %" PRId64 " tokens: a pool has at most %" PRId64
                        " pages of 64 tokens; use --ctx %" PRId64,
                        p->seqs, p->ctx, PAGES_MAX, PAGES_MAX / p->seqs * shard_span(geom_of(p)));
     }
-    s->lim = (rank_limits){.max_reqs = p->seqs,
-                           .max_rows = p->chunk > verify ? p->chunk : verify,
-                           .max_logits = verify,
-                           .width = width,
-                           .mtp = p->mtp,
-                           .timeout_ms = cfg->timeout_ms > 0 ? cfg->timeout_ms : TIMEOUT_MS};
-    s->fwd = (fwd_config){.dcp = p->dcp,
-                          .interleave = p->interleave,
-                          .ep = p->ep,
-                          .threads = workers(cfg, p->tp),
-                          .kv = p->kv,
-                          .index_kv = p->index_kv,
-                          .scale_rule = cfg->scale_rule,
-                          .exchange = cfg->exchange,
-                          .hadamard = cfg->hadamard,
-                          .latent_eps = cfg->latent_eps,
-                          .max_rows = s->lim.max_rows,
-                          .max_reqs = s->lim.max_reqs,
-                          .max_logits = s->lim.max_logits,
-                          .max_len = p->ctx,
-                          .n_page = n_page,
-                          .trace = cfg->trace,
-                          .selection_last = cfg->selection_last,
-                          .cpu = cfg->cpu,
-                          .kernels = cfg->kernels};
     return KVS_OK;
 }
 
@@ -165,13 +148,10 @@ static bool maps(size_t bytes)
     return p != NULL;
 }
 
-kvs_status setup_check_space(const setup *s, const hp *h, int32_t n_here, kvs_error *err)
+kvs_status setup_check_space(const setup *s, int32_t n_here, kvs_error *err)
 {
-    int64_t cache = 0;
-    int64_t work = 0;
-    TRY(fwd_bytes(h, &s->fwd, s->plan.tp, 0, &cache, &work, err));
-    const double all = (double)cache * n_here;
-    if (all < 0x1p62 && maps((size_t)(cache * n_here))) {
+    const double all = (double)s->plan.pool_bytes * n_here;
+    if (all < 0x1p62 && maps((size_t)(s->plan.pool_bytes * n_here))) {
         return KVS_OK;
     }
     int64_t ctx = s->plan.ctx;

@@ -82,8 +82,13 @@ typedef struct fwd_info {
 } fwd_info;
 void fwd_get_info(const fwd *f, fwd_info *info);
 
-/* Bytes the handle would allocate, without weights or ranks: for planning. */
-kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, int32_t rank, int64_t *cache_bytes,
-                     int64_t *workspace_bytes, kvs_error *err);
+/* What the handles of a group of tp ranks would allocate, without weights or ranks: for planning. Draft layers
+ * count where h has them: h->n_mtp is 0 for an opening without. */
+typedef struct fwd_memory {
+    int64_t cache;          /* of each rank                                                            */
+    int64_t workspace_most; /* of the rank with the most: widths of FFNs and experts differ            */
+    int64_t workspace_all;  /* of all ranks together                                                   */
+} fwd_memory;
+kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, fwd_memory *out, kvs_error *err);
 
 #endif

@@ -49,7 +49,7 @@ enum {
     X(ATTN, float, q)             /* [A, heads, nope + rope]                                            */ \
     X(ATTN, float, q_nope)        /* [A, heads, nope] in the type of uk                                 */ \
     X(ATTN, float, q_latent)      /* [A, heads, 512] absorbed, then the attention's output              */ \
-    X(ATTN, float, q_row)         /* [A, heads, 576] bf16 or f32: what attention takes                  */ \
+    X(ATTN, uint8_t, q_row)       /* [A, heads, 576] bf16 or f32: what attention takes                  */ \
     X(ATTN, float, v)             /* [A, heads, v_dim]                                                  */ \
     X(ATTN, bf16, v_in)           /* [A, heads, v_dim] rounded                                          */ \
     X(FFN, float, gate_up)        /* [F, 2 * inner] of one expert, or of the layer                      */ \

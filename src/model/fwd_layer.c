@@ -232,7 +232,7 @@ static kvs_dtype make_queries(fwd *f, const wt_layer *l, const head_mats *m, int
     fwd_cast_heads(f, n, heads, KVS_LATENT_DIM, f->b.q_latent, (int64_t)heads * KVS_LATENT_DIM,
                    KVS_LATENT_DIM, f->b.q_row, to_row, KVS_ROW_DIM, (int32_t)type);
     fwd_cast_heads(f, n, heads, KVS_ROPE_DIM, f->b.q + nope, q_row, f->s.q_dim,
-                   (uint8_t *)f->b.q_row + KVS_LATENT_DIM * elem, to_row, KVS_ROW_DIM, (int32_t)type);
+                   f->b.q_row + KVS_LATENT_DIM * elem, to_row, KVS_ROW_DIM, (int32_t)type);
     return type;
 }
 

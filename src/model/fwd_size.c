@@ -128,6 +128,8 @@ kvs_dcp_config fwd_dcp_config(const hp *h, const fwd_config *cfg, int32_t tp)
     c.trace = cfg->trace;
     c.cpu = cfg->cpu;
     c.kernels = cfg->kernels;
+    c.forms = 1 << (h->n_index_head > 0 ? KVS_ATTEND_SPARSE : KVS_ATTEND_DENSE);
+    c.q_ready = 1;
     return c;
 }
 
@@ -198,8 +200,16 @@ static int64_t gemm_scratch_of(const hp *h, const fwd_config *cfg, const fwd_sha
     return most;
 }
 
-static void size_attention(fwd_sizes *z, const hp *h, int64_t rows, const fwd_shape *s)
+/* Bytes of a query value as attention takes it: f32 with f32 rows, else bf16. */
+static int64_t query_bytes(const hp *h, const fwd_config *cfg)
 {
+    kv_layout l = {.kv = cfg->kv, .index = cfg->index_kv, .hadamard = 0};
+    return kv_layout_resolve(h->n_index_head > 0, &l, NULL) >= 0 && l.kv == KVS_KV_F32 ? 4 : 2;
+}
+
+static void size_attention(fwd_sizes *z, const hp *h, const fwd_config *cfg, const fwd_shape *s)
+{
+    const int64_t rows = cfg->max_rows;
     z->q_lat = rows * h->q_lora;
     z->q_lat_b = z->q_lat;
     z->q_lat_f = z->q_lat;
@@ -215,7 +225,7 @@ static void size_attention(fwd_sizes *z, const hp *h, int64_t rows, const fwd_sh
     z->q = pairs * s->q_dim;
     z->q_nope = pairs * h->nope;
     z->q_latent = pairs * KVS_LATENT_DIM;
-    z->q_row = pairs * KVS_ROW_DIM;
+    z->q_row = pairs * KVS_ROW_DIM * query_bytes(h, cfg);
     z->v = pairs * h->v_dim;
     z->v_in = z->v;
 }
@@ -259,7 +269,7 @@ void fwd_size_space(fwd_sizes *z, const hp *h, const fwd_config *cfg, const fwd_
         z->keep_lane = (int64_t)cfg->max_reqs * KVS_LANES;
     }
     z->gemm = gemm_scratch_of(h, cfg, s, kern);
-    size_attention(z, h, rows, s);
+    size_attention(z, h, cfg, s);
     size_ffn(z, h, rows, s);
     if (s->n_mtp > 0) {
         z->embed = all;
@@ -305,12 +315,11 @@ static kvs_status cache_bytes_of(const hp *h, const fwd_config *cfg, const fwd_s
     return KVS_OK;
 }
 
-kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, int32_t rank, int64_t *cache_bytes,
-                     int64_t *workspace_bytes, kvs_error *err)
+kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, fwd_memory *out, kvs_error *err)
 {
     fwd_shape s;
-    TRY(fwd_shape_of(&s, h, cfg, tp, rank, err));
-    TRY(cache_bytes_of(h, cfg, &s, cache_bytes, err));
+    TRY(fwd_shape_of(&s, h, cfg, tp, 0, err));
+    TRY(cache_bytes_of(h, cfg, &s, &out->cache, err));
     const kvs_dcp_config dc = fwd_dcp_config(h, cfg, tp);
     dcp_setup setup;
     TRY(dcp_setup_resolve(&setup, &dc, tp, err));
@@ -320,8 +329,15 @@ kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, int32_t ran
     TRY(kern_init(&kern, features, cfg->kernels, err));
     dcp_workspace w;
     TRY(dcp_workspace_bytes(&setup, &kern, &w, err));
-    fwd_sizes z;
-    fwd_size_space(&z, h, cfg, &s, &kern);
-    *workspace_bytes = w.total + fwd_place_space(&z, NULL, NULL);
+    out->workspace_all = 0;
+    out->workspace_most = 0;
+    for (int32_t rank = 0; rank < tp; rank++) {
+        TRY(fwd_shape_of(&s, h, cfg, tp, rank, err));
+        fwd_sizes z;
+        fwd_size_space(&z, h, cfg, &s, &kern);
+        const int64_t n = w.total + fwd_place_space(&z, NULL, NULL);
+        out->workspace_all += n;
+        out->workspace_most = n > out->workspace_most ? n : out->workspace_most;
+    }
     return KVS_OK;
 }

@@ -1,4 +1,4 @@
-/* model/hp_presets.c - the known models: what their published config.json says. */
+/* model/hp_presets.c - the known models: what their published config.json says; and those of models/. */
 #include "model/hp.h"
 
 #include <string.h>
@@ -65,6 +65,23 @@ static const hp k_preset[] = {
      .max_ctx = 202752},
     {.name = "glm-5.2", .family = HP_GLM52, GLM_5, INDEX_21_OF_78, .index_share_mtp = true,
      .theta = 8e6, .max_ctx = 1048576},
+    {.name = "needle", .arch = "GlmMoeDsaForCausalLM", .model_type = "glm_moe_dsa",
+     .family = HP_GLM52, .vocab = 4096, .hidden = 256, .inter = 1024, .moe_inter = 128,
+     .n_layer = 6, .n_dense = 2, .n_head = 8, .q_lora = 128, .kv_lora = 512, .nope = 64, .rope = 64,
+     .v_dim = 64, .n_index_head = 4, .index_dim = 128, .topk = 128, .index_interleaved = true,
+     .n_index_layer = 2, .index_full = {1, 0, 0, 1, 0, 0}, .index_share_mtp = true, .n_expert = 8,
+     .n_shared = 1, .n_active = 2, .n_group = 1, .topk_group = 1, .router = HP_SIGMOID,
+     .norm_topk = true, .route_scale = 2.5f, .router_bias = true, .eps = 1e-5f, .theta = 8e6,
+     .n_mtp = 1, .max_ctx = 1048576, .bos = -1, .n_eos = 3, .eos = {4075, 4082, 4084}, FP8},
+    {.name = "random-v32", .arch = "DeepseekV32ForCausalLM", .model_type = "deepseek_v32",
+     .family = HP_V32, .vocab = 1024, .hidden = 128, .inter = 384, .moe_inter = 128, .n_layer = 3,
+     .n_dense = 1, .n_head = 8, .q_lora = 128, .kv_lora = 512, .nope = 128, .rope = 64,
+     .v_dim = 64, .n_index_head = 4, .index_dim = 128, .topk = 32, .n_index_layer = 3,
+     .index_full = {1, 1, 1}, .n_expert = 16, .n_shared = 1, .n_active = 4, .n_group = 4,
+     .topk_group = 2, .router = HP_SIGMOID, .norm_topk = true, .route_scale = 2.5f,
+     .router_bias = true, .eps = 1e-6f, .theta = 10000.0, .yarn = true, .yarn_factor = 40.0,
+     .yarn_orig = 64, .yarn_beta_fast = 32.0, .yarn_beta_slow = 1.0, .yarn_mscale = 1.0,
+     .yarn_mscale_all = 1.0, .n_mtp = 1, .max_ctx = 2560, .bos = 0, .n_eos = 1, .eos = {1}, FP8},
 };
 /* clang-format on */
 
@@ -77,7 +94,7 @@ const hp *hp_preset(int32_t i)
 
 kvs_status hp_find(hp *h, const char *preset, kvs_error *err)
 {
-    char known[192] = "";
+    char known[256] = "";
     for (int32_t i = 0; i < N_PRESET; i++) {
         if (strcmp(preset, k_preset[i].name) == 0) {
             *h = k_preset[i];

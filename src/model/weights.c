@@ -22,6 +22,7 @@ typedef struct tensor {
     store store;
     split split;
     int32_t n_expert; /* 0: one tensor; else so many, spread over EP groups  */
+    bool vector;      /* opening makes an f32 copy of it                     */
 } tensor;
 
 typedef struct tensor_list {
@@ -38,6 +39,11 @@ static void add(tensor_list *l, tensor t)
 static void add_whole(tensor_list *l, int64_t out, int64_t in, store s)
 {
     add(l, (tensor){.out = out, .in = in, .unit = 1, .store = s, .split = SPLIT_NONE});
+}
+
+static void add_vector(tensor_list *l, int64_t n, store s)
+{
+    add(l, (tensor){.out = 1, .in = n, .unit = 1, .store = s, .split = SPLIT_NONE, .vector = true});
 }
 
 static void add_split(tensor_list *l, int64_t out, int64_t in, split by, int64_t unit, store s)
@@ -70,7 +76,7 @@ static void list_top(tensor_list *l, const hp *g)
     if (!g->tied) {
         add_split(l, g->vocab, g->hidden, SPLIT_OUT, 1, STORE_BF16);
     }
-    add_whole(l, 1, g->hidden, STORE_BF16);
+    add_vector(l, g->hidden, STORE_BF16);
 }
 
 /* Both norms of a layer and its attention. */
@@ -78,17 +84,17 @@ static void list_attention(tensor_list *l, const hp *g)
 {
     const int64_t q_head = (int64_t)g->nope + g->rope;
     const int64_t kv_head = (int64_t)g->nope + g->v_dim;
-    add_whole(l, 1, g->hidden, STORE_BF16);
-    add_whole(l, 1, g->hidden, STORE_BF16);
+    add_vector(l, g->hidden, STORE_BF16);
+    add_vector(l, g->hidden, STORE_BF16);
     if (g->q_lora > 0) {
         add_whole(l, g->q_lora, g->hidden, STORE_QUANT);
-        add_whole(l, 1, g->q_lora, STORE_BF16);
+        add_vector(l, g->q_lora, STORE_BF16);
         add_split(l, g->n_head * q_head, g->q_lora, SPLIT_OUT, q_head, STORE_QUANT);
     } else {
         add_split(l, g->n_head * q_head, g->hidden, SPLIT_OUT, q_head, STORE_QUANT);
     }
     add_whole(l, (int64_t)g->kv_lora + g->rope, g->hidden, STORE_QUANT);
-    add_whole(l, 1, g->kv_lora, STORE_BF16);
+    add_vector(l, g->kv_lora, STORE_BF16);
     add_split(l, g->n_head * kv_head, g->kv_lora, SPLIT_OUT, kv_head, STORE_QUANT);
     add_split(l, g->hidden, (int64_t)g->n_head * g->v_dim, SPLIT_IN, g->v_dim, STORE_QUANT);
 }
@@ -97,7 +103,8 @@ static void list_indexer(tensor_list *l, const hp *g)
 {
     add_whole(l, (int64_t)g->n_index_head * g->index_dim, g->q_lora, STORE_QUANT);
     add_whole(l, g->index_dim, g->hidden, STORE_QUANT);
-    add_whole(l, 2, g->index_dim, STORE_BF16); /* weight and bias of k_norm */
+    add_vector(l, g->index_dim, STORE_BF16); /* k_norm, weight and bias */
+    add_vector(l, g->index_dim, STORE_BF16);
     add_whole(l, g->n_index_head, g->hidden, STORE_BF16);
 }
 
@@ -114,7 +121,7 @@ static void list_moe(tensor_list *l, const hp *g)
     }
     add_whole(l, g->n_expert, g->hidden, STORE_BF16);
     if (g->router_bias) {
-        add_whole(l, 1, g->n_expert, STORE_F32);
+        add_vector(l, g->n_expert, STORE_F32);
     }
     add_ffn(l, g->hidden, g->moe_inter, g->n_expert);
     if (g->n_shared > 0) {
@@ -126,7 +133,7 @@ static void list_moe(tensor_list *l, const hp *g)
 static void list_mtp(tensor_list *l, const hp *g)
 {
     for (int i = 0; i < 3; i++) {
-        add_whole(l, 1, g->hidden, STORE_BF16);
+        add_vector(l, g->hidden, STORE_BF16);
     }
     add_whole(l, g->hidden, 2 * (int64_t)g->hidden, STORE_BF16);
 }
@@ -252,6 +259,25 @@ static int64_t active_bytes(const measure *m, const tensor *t)
 static int64_t rank_bytes(const measure *m, const tensor *t)
 {
     return tensor_rank_bytes(t, m->format, m->tp, m->ep, m->rank);
+}
+
+static int64_t vector_bytes(const measure *m, const tensor *t)
+{
+    (void)m;
+    return t->vector ? t->out * t->in * (int64_t)sizeof(float) : 0;
+}
+
+int64_t weights_copy_bytes(const hp *g, weights_part part, kvs_weight_format format, int32_t tp)
+{
+    enum { BF16_BYTES = 2 };
+    const measure m = {.g = g};
+    const bool mtp = part == WEIGHTS_MTP;
+    const int64_t n_layer = mtp ? g->n_mtp : g->n_layer;
+    const int64_t n_moe = n_layer - (mtp ? 0 : g->n_dense);
+    const int64_t rows = g->nope + (format == KVS_WEIGHT_FP8 ? g->v_dim : 0);
+    return sum_tensors(&m, part, vector_bytes) +
+           n_layer * (g->n_head / tp) * g->kv_lora * rows * BF16_BYTES +
+           n_moe * g->n_expert * (int64_t)sizeof(wt_ffn);
 }
 
 int64_t weights_params(const hp *g, weights_part part)

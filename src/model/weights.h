@@ -29,6 +29,11 @@ int64_t weights_rank_bytes(const hp *g, weights_part part, kvs_weight_format for
 int64_t weights_rank_bytes_max(const hp *g, weights_part part, kvs_weight_format format,
                                int32_t tp, int32_t ep);
 
+/* What opening makes beside the stored tensors: W_UK transposed of each head, W_UV too where kv_b_proj is fp8, both
+ * bf16; f32 copies of vectors; a list of each layer's experts. Of a rank's heads; the rest on every rank. Not
+ * counted: copies of tensors that a file holds at odd addresses, k_scale. */
+int64_t weights_copy_bytes(const hp *g, weights_part part, kvs_weight_format format, int32_t tp);
+
 /* What one token's pass through the main model is multiplied with: its active experts and no embedding table.
  * Parameters without the head's; bytes with the head's. */
 int64_t weights_step_params(const hp *g);

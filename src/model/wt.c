@@ -266,14 +266,17 @@ static bool skippable(const hp *h, const char *name, int32_t n)
                                    strcmp(rest, ".shared_head.head.weight") == 0);
 }
 
+/* Adds up what is used and refuses what has no place. */
 static kvs_status check_rest(wt_binder *b, int32_t n)
 {
     const char *first = NULL;
     int64_t more = -1;
     for (int64_t i = 0; i < safet_count(b->s); i++) {
-        const char *name = safet_at(b->s, i)->name;
-        if (!b->used[i] && !skippable(&b->w->h, name, n)) {
-            first = first == NULL ? name : first;
+        const safet_tensor *t = safet_at(b->s, i);
+        if (b->used[i]) {
+            b->w->bytes_stored += t->bytes;
+        } else if (!skippable(&b->w->h, t->name, n)) {
+            first = first == NULL ? t->name : first;
             more++;
         }
     }
@@ -343,7 +346,6 @@ static void hash_files(wt *w)
         size_t n = 0;
         const void *header = safet_header(files, i, &n);
         hash_add128(&h, header, n);
-        w->bytes_mapped += safet_file_bytes(files, i);
     }
     hash_samples(&h, files);
     const hash128 x = hash_get128(&h);

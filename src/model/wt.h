@@ -70,7 +70,7 @@ typedef struct wt {
                                and 4 KiB from the middle of every tensor in order of their names (of
                                experts: the first of each layer)                                      */
     int64_t n_param;        /* as counted in weights.h, of what is open                               */
-    int64_t bytes_mapped, bytes_owned; /* of the files in use, and of copies and absorbed matrices    */
+    int64_t bytes_stored, bytes_owned; /* of the tensors in use, and of copies and absorbed matrices  */
     struct wt_store *store;
 } wt;
 

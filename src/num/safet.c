@@ -427,11 +427,6 @@ const char *safet_file_name(const safet *s, int32_t i_file)
     return s->file[i_file].name;
 }
 
-int64_t safet_file_bytes(const safet *s, int32_t i_file)
-{
-    return (int64_t)s->file[i_file].n;
-}
-
 const void *safet_header(const safet *s, int32_t i_file, size_t *n)
 {
     *n = s->file[i_file].header;

@@ -70,8 +70,7 @@ int64_t safet_index(const safet *s, const safet_tensor *t);
 /* The files, in the order of their names. */
 int32_t safet_n_file(const safet *s);
 const char *safet_file_name(const safet *s, int32_t i_file);
-/* The bytes of a file, and its JSON header. */
-int64_t safet_file_bytes(const safet *s, int32_t i_file);
+/* Its JSON header. */
 const void *safet_header(const safet *s, int32_t i_file, size_t *n);
 
 /* Hints about what is read next, which change nothing: few places far apart (until it is switched off); a tensor. */

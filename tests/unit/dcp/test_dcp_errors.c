@@ -344,6 +344,69 @@ static void test_step_allocates_nothing(void **state)
     free(x);
 }
 
+/* A handle for some forms and for queries in its own type takes less memory, refuses the rest by name, and gives
+ * the same bytes. */
+static void test_what_is_not_called_takes_no_memory(void **state)
+{
+    fixture *f = *state;
+    kvs_error err;
+    static uint16_t q[8][4][576];
+    data *x = malloc(sizeof *x);
+    data *y = malloc(sizeof *y);
+    make_data(x);
+    make_data(y);
+    for (int i = 0; i < 8 * 4 * 576; i++) {
+        q[i / (4 * 576)][i / 576 % 4][i % 576] = (uint16_t)(0x3F00 + i * 37 % 0x180);
+    }
+    const int32_t n = 8;
+    const int64_t len = 8;
+    const kvs_batch b = batch_of(f, &n, &len);
+    const int64_t all = kvs_dcp_workspace_bytes(f->d);
+    assert_int_equal(whole_step(f, x, &err), KVS_OK);
+    assert_int_equal(kvs_dcp_plan(f->d, &b, &err), KVS_OK);
+    assert_int_equal(kvs_dcp_attend(f->d, f->c, 0, KVS_ATTEND_DENSE, q, KVS_DTYPE_BF16, x->out,
+                                    KVS_DTYPE_BF16, &x->lse[0][0], &err),
+                     KVS_OK);
+    kvs_dcp_config dc = good_config();
+    dc.forms = 1 << KVS_ATTEND_DENSE;
+    dc.q_ready = 1;
+    kvs_dcp *d = NULL;
+    assert_int_equal(kvs_dcp_open(&d, &dc, f->comm, &err), KVS_OK);
+    assert_true(kvs_dcp_workspace_bytes(d) < all - 2 * 8 * 4 * 576 * 2 - 512 * 576 * 2);
+    assert_int_equal(kvs_dcp_plan(d, &b, &err), KVS_OK);
+    assert_int_equal(kvs_dcp_attend(d, f->c, 0, KVS_ATTEND_DENSE, q, KVS_DTYPE_BF16, y->out,
+                                    KVS_DTYPE_BF16, &y->lse[0][0], &err),
+                     KVS_OK);
+    assert_memory_equal(x->out, y->out, 8 * 4 * 512 * 2);
+    assert_memory_equal(x->lse, y->lse, sizeof x->lse);
+    assert_int_equal(kvs_dcp_attend(d, f->c, 0, KVS_ATTEND_CONTEXT, q, KVS_DTYPE_BF16, y->out,
+                                    KVS_DTYPE_F32, NULL, &err),
+                     KVS_INVALID);
+    has(&err, "attend 3");
+    has(&err, "forms");
+    assert_int_equal(kvs_dcp_attend(d, f->c, 0, KVS_ATTEND_SPARSE, q, KVS_DTYPE_BF16, y->out,
+                                    KVS_DTYPE_F32, NULL, &err),
+                     KVS_INVALID);
+    has(&err, "attend 2");
+    assert_int_equal(kvs_dcp_attend(d, f->c, 0, KVS_ATTEND_DENSE, x->q, KVS_DTYPE_F32, y->out,
+                                    KVS_DTYPE_F32, NULL, &err),
+                     KVS_INVALID);
+    has(&err, "KVS_DTYPE_BF16");
+    kvs_dcp_close(d);
+    dc.forms = 1;
+    refuse_open(f, &dc, "forms 1", "use");
+    dc.forms = 0;
+    dc.q_ready = 2;
+    refuse_open(f, &dc, "q_ready 2", "use");
+    dc.q_ready = 1;
+    dc.n_index_head = 0;
+    dc.kv = KVS_KV_FP8;
+    dc.q_fp8 = 1;
+    refuse_open(f, &dc, "q_ready 1", "use q_ready 0");
+    free(x);
+    free(y);
+}
+
 /* Every allocation of opening a handle fails once: an error, nothing left behind. Where memory ran out
  * inside a collective the group has ended, as the communicator's contract says. */
 static void test_open_without_memory(void **state)
@@ -424,6 +487,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_call_refusals, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_ids_are_reported, setup, teardown),
         cmocka_unit_test_setup_teardown(test_step_allocates_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_is_not_called_takes_no_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_open_without_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_local_partials_merge, setup, teardown),
     };

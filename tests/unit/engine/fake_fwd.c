@@ -389,14 +389,11 @@ void fwd_get_info(const fwd *f, fwd_info *info)
                        .exchange = KVS_EXCHANGE_A2A};
 }
 
-kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, int32_t rank,
-                     int64_t *cache_bytes, int64_t *workspace_bytes, kvs_error *err)
+kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, fwd_memory *out, kvs_error *err)
 {
     (void)h;
-    (void)tp;
-    (void)rank;
     (void)err;
-    *cache_bytes = cfg->n_page * 774;
-    *workspace_bytes = 1000;
+    *out = (fwd_memory){
+        .cache = cfg->n_page * 774, .workspace_most = 1000, .workspace_all = 1000 * (int64_t)tp};
     return KVS_OK;
 }

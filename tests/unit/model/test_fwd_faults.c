@@ -484,9 +484,11 @@ static void bytes_are_known_before(void **state)
         fwd *f = NULL;
         fwd_config c = config();
         c.trace = w->h.n_index_head > 0;
-        int64_t cache = 0;
-        int64_t space = 0;
-        assert_int_equal(fwd_bytes(&w->h, &c, 1, 0, &cache, &space, NULL), KVS_OK);
+        fwd_memory m;
+        assert_int_equal(fwd_bytes(&w->h, &c, 1, &m, NULL), KVS_OK);
+        assert_int_equal(m.workspace_all, m.workspace_most);
+        const int64_t cache = m.cache;
+        const int64_t space = m.workspace_most;
         assert_int_equal(comm_self_open(&self, &cc, NULL), KVS_OK);
         const mem_stats before = mem_stats_get();
         assert_int_equal(fwd_open(&f, w, &c, self, NULL), KVS_OK);

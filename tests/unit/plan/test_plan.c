@@ -138,7 +138,8 @@ static void pages_fill_what_the_weights_leave(void **state)
         const kvs_plan p = made(&c);
         assert_int_equal(p.n_refusal, 0);
         assert_int_equal(p.usable_bytes, (int64_t)(141e9 * 0.92));
-        assert_int_equal(p.cache_bytes, p.usable_bytes - p.weight_bytes - p.workspace_bytes);
+        assert_int_equal(p.cache_bytes, p.usable_bytes - p.weight_bytes - p.weight_copies -
+                                            p.workspace_bytes);
         assert_true(p.n_page * p.page_bytes <= p.cache_bytes);
         assert_true((p.n_page + 1) * p.page_bytes > p.cache_bytes);
         assert_int_equal(p.tokens_per_rank, 64 * p.n_page);
@@ -378,7 +379,7 @@ static void taking_the_nearest_setting_lifts_the_refusal(void **state)
     int n_refused = 0;
     for (uint64_t run = 0; run < 3000; run++) {
         rng r = rng_init(seed, run);
-        kvs_plan_config c = config(kvs_plan_preset((int32_t)rng_next_below(&r, 8)));
+        kvs_plan_config c = config(kvs_plan_preset((int32_t)rng_next_below(&r, 10)));
         c.gpus = (int32_t)rng_next_below(&r, 3) == 0 ? 0 : (int32_t)rng_next_range(&r, 1, 40);
         c.tp = (int32_t)rng_next_below(&r, 2) == 0 ? 0 : (int32_t)rng_next_range(&r, 1, 40);
         c.dcp = (int32_t)rng_next_range(&r, 0, 10);
