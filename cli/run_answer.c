@@ -165,7 +165,7 @@ static double seconds(const kvs_engine_stats *s)
 
 static void on_progress(work *w, const kvs_event *e)
 {
-    if (e->done == 0) {
+    if (e->done == e->reused) {
         return; /* taken up; it has no speed yet */
     }
     kvs_engine_stats s = kvs_engine_stats_empty();
@@ -173,7 +173,7 @@ static void on_progress(work *w, const kvs_event *e)
     const double t = seconds(&s) - w->t0_s;
     char what[64];
     snprintf(what, sizeof what, "prompt %lld of %lld, %.0f tokens/s", (long long)e->done,
-             (long long)e->total, t > 0 ? (double)e->done / t : 0.0);
+             (long long)e->total, t > 0 ? (double)(e->done - e->reused) / t : 0.0);
     cli_progress_step(&w->r->bar, what, e->done, e->total);
 }
 

@@ -1,8 +1,8 @@
 /* cli/run_chat.c - a conversation at a terminal.
  *
- * Every turn renders the whole conversation and answers it. Ctrl-C ends the answer that is being given, which
- * stays part of the conversation as far as it came; at the prompt it drops the line. The end of the input
- * (Ctrl-D) ends the program. */
+ * Every turn renders the whole conversation and answers it; the engine reads what is new of it. Ctrl-C ends the
+ * answer that is being given, which stays part of the conversation as far as it came; at the prompt it drops the
+ * line. The end of the input (Ctrl-D) ends the program. */
 #include "cli/run.h"
 
 #include <stdlib.h>

@@ -178,6 +178,7 @@ static kvs_engine_config config_of(const run *r)
     c.chunk = int_of(o, "chunk");
     c.mtp = int_of(o, "mtp");
     c.trace = r->traced || kvs_options_text(o, "locate", 0) != NULL;
+    c.no_reuse = is_word(o, "reuse", "off");
     c.selection_last = kvs_options_flag(o, "selection-last");
     c.timeout_ms = (int32_t)(kvs_options_real(o, "timeout", 0) * 1000.0);
     c.cpu = kvs_options_text(o, "cpu", 0);

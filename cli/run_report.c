@@ -20,7 +20,7 @@ static int64_t peak_rss(void)
 
 /* Differences of the counters over the answer. */
 typedef struct delta {
-    uint64_t prefill, decode, verify;
+    uint64_t prefill, reused, decode, verify;
     double accept[KVS_MAX_DRAFTS]; /* share of the i-th drafts that were accepted */
     double per_step;               /* tokens of a decode step                     */
 } delta;
@@ -29,6 +29,7 @@ static delta delta_of(const run_answer *a)
 {
     const kvs_engine_stats *x = &a->before, *y = &a->after;
     delta d = {.prefill = y->n_prefill - x->n_prefill,
+               .reused = y->n_reused - x->n_reused,
                .decode = y->n_decode - x->n_decode,
                .verify = y->n_verify - x->n_verify};
     for (int i = 0; i < KVS_MAX_DRAFTS; i++) {
@@ -106,8 +107,12 @@ static void report_stats(const run_answer *a)
     const kvs_engine_stats *s = &a->after;
     const delta d = delta_of(a);
     char one[32], latent[32], index[32], draft[32], weights[32], rss[32];
-    fprintf(stderr, "prompt   %" PRIu64 " tokens in %.2f s, %.1f tokens/s\n", d.prefill,
-            a->prefill_s, per_s(d.prefill, a->prefill_s));
+    fprintf(stderr, "prompt   %" PRIu64 " tokens in %.2f s, %.1f tokens/s", d.prefill, a->prefill_s,
+            per_s(d.prefill, a->prefill_s));
+    if (d.reused > 0) {
+        fprintf(stderr, "; %" PRIu64 " before them were in the cache", d.reused);
+    }
+    fputc('\n', stderr);
     fprintf(stderr,
             "answer   %" PRId64 " tokens (%s); %" PRIu64 " by decode in %.2f s, %.1f tokens/s\n",
             a->n, kvs_finish_name(a->reason), d.decode, a->decode_s, per_s(d.decode, a->decode_s));
@@ -195,12 +200,12 @@ static json_t *json_answer(const int32_t *prompt, int64_t n_prompt, const run_an
 {
     char digest[17];
     snprintf(digest, sizeof digest, "%016" PRIx64, a->digest);
-    return json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:s, s:o}", "model", a->after.model,
-                     "prompt_tokens", (json_int_t)n_prompt, "prompt_ids",
-                     json_ids(prompt, n_prompt), "output_tokens", (json_int_t)a->n, "token_ids",
-                     json_ids(a->id, a->n), "text", json_stringn(a->text, a->n_text),
-                     "finish_reason", kvs_finish_name(a->reason), "logits_digest",
-                     a->n > 0 ? json_string(digest) : json_null());
+    return json_pack("{s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:s, s:o}", "model", a->after.model,
+                     "prompt_tokens", (json_int_t)n_prompt, "reused_tokens",
+                     (json_int_t)delta_of(a).reused, "prompt_ids", json_ids(prompt, n_prompt),
+                     "output_tokens", (json_int_t)a->n, "token_ids", json_ids(a->id, a->n), "text",
+                     json_stringn(a->text, a->n_text), "finish_reason", kvs_finish_name(a->reason),
+                     "logits_digest", a->n > 0 ? json_string(digest) : json_null());
 }
 
 static json_t *json_settings(const kvs_engine_stats *s)

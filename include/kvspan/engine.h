@@ -25,9 +25,17 @@
  * distribution p without x, normalised, which is the exact rule for a draft distribution that is all on x. Where a
  * checkpoint has several draft layers the first one makes every draft.
  *
- * Not done: reuse of a prefix between requests; taking a running request's pages away for another one (the
- * pool has room for max_seqs sequences of ctx tokens); a decode step and a prompt chunk in one iteration (they
- * alternate). None of these can be asked for.
+ * Reuse. The cache of a request that has ended, cancelled ones included, stays until its place among max_seqs is
+ * needed. A request whose prompt begins with the same tokens as one that runs or was kept shares those pages and
+ * reads only the rest: what is shared is rounded down to 512 positions for every dcp and leaves at least the last
+ * token of the prompt, with mtp the last one in common too. Tokens are compared, never hashes, and answers and
+ * digests are those of a prompt read whole. In a model without an indexer the answer's part of a kept sequence is read again, because
+ * dense layers may read prompts by another path than answers. A place is taken first from a kept sequence that the
+ * request carries on, then from what is free, then from the kept sequence that was unused for longest. no_reuse
+ * turns all this off.
+ *
+ * Not done: taking a running request's pages away for another one (the pool has room for max_seqs sequences of
+ * ctx tokens); a decode step and a prompt chunk in one iteration (they alternate). None of these can be asked for.
  */
 #ifndef KVSPAN_ENGINE_H
 #define KVSPAN_ENGINE_H
@@ -74,6 +82,7 @@ typedef struct kvs_engine_config {
     int32_t mtp;               /* drafts per step, 0..7; default 0                                   */
     int32_t max_seqs;          /* requests that run at once, 1..64; default 1                        */
     int32_t trace;             /* 1: kvs_engine_selection works                                      */
+    int32_t no_reuse;          /* 1: caches of ended requests are dropped, every prompt is read whole */
     int32_t selection_last;    /* 1: an experiment: every selection is replaced by the last positions */
     int32_t timeout_ms;        /* a collective waits this long for a rank; default 30000; threads    */
     const char *cpu;           /* cap of the kernels: "ref", "avx2", ...; NULL: KVS_CPU, else best   */
@@ -139,8 +148,8 @@ static inline kvs_request kvs_request_default(void)
  * no room for an answer below ctx (both numbers are named); KVS_BUSY: too many wait. Threads: any. */
 kvs_status kvs_engine_submit(kvs_engine *e, const kvs_request *r, uint64_t *id, kvs_error *err);
 
-/* The request ends with reason "interrupted" at the next step, which gives its pages back. One that has ended
- * or never was is left alone. Threads: any. */
+/* The request ends with reason "interrupted" at the next step; what it has read is kept as that of others. One that
+ * has ended or never was is left alone. Threads: any. */
 void kvs_engine_cancel(kvs_engine *e, uint64_t id);
 
 /* One iteration. KVS_IDLE when nothing is left to do; KVS_BUSY when events must be polled first. A failure ends
@@ -149,7 +158,7 @@ void kvs_engine_cancel(kvs_engine *e, uint64_t id);
 kvs_status kvs_engine_step(kvs_engine *e, kvs_error *err);
 
 typedef enum kvs_event_kind {
-    KVS_EVENT_PREFILL = 1, /* `done` of `total` prompt tokens have been read                          */
+    KVS_EVENT_PREFILL = 1, /* `done` of `total` prompt tokens are in the cache, `reused` unread       */
     KVS_EVENT_TOKEN = 2,   /* a token of the answer                                                   */
     KVS_EVENT_FINISH = 3,  /* the last event of a request: reason                                     */
     KVS_EVENT_ERROR = 4    /* the last event of a request that failed: error                          */
@@ -167,6 +176,8 @@ typedef struct kvs_event {
     kvs_finish reason;    /* FINISH                                                                   */
     uint64_t request;
     int64_t done, total;  /* PREFILL                                                                  */
+    int64_t reused;       /* PREFILL: of done, positions shared with another sequence; final once done is
+                             larger                                                                   */
     int32_t token;        /* TOKEN                                                                    */
     int32_t is_end;       /* TOKEN: 1: an end token or stop id; its text is not part of the answer    */
     int64_t position;     /* TOKEN: in the sequence; the prompt's first token is 0                    */
@@ -218,6 +229,7 @@ typedef struct kvs_engine_stats {
     /* Since open. */
     double prefill_s, decode_s;
     uint64_t n_prefill;   /* prompt tokens read                                                       */
+    uint64_t n_reused;    /* prompt tokens not read, since another sequence's rows were there         */
     uint64_t n_output;    /* tokens emitted, those of prefill steps included                          */
     uint64_t n_decode;    /* tokens emitted by decode steps                                           */
     uint64_t n_verify;    /* request-steps of decode: n_decode / n_verify tokens a step               */

@@ -166,6 +166,8 @@ static const knob rows[] = {
      .help = "with --chat: what the conversation begins with"},
     {.name = "think", .kind = KNOB_WORD, .arg = "WHEN", .commands = KNOB_RUN, .choices = "on|off",
      .def_say = "the model's", .help = "with --chat: whether the model reasons before it answers"},
+    {.name = "reuse", .kind = KNOB_WORD, .arg = "WHEN", .commands = KNOB_RUN, .choices = "on|off",
+     .def = "on", .help = "a turn of a conversation reads only what the cache does not hold yet"},
     {.name = "special", .kind = KNOB_FLAG, .commands = KNOB_RUN,
      .help = "special tokens that the prompt spells out are those tokens, not text"},
     {.name = "scale-rule", .kind = KNOB_WORD, .arg = "RULE", .commands = KNOB_RUN,

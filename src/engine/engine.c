@@ -83,7 +83,9 @@ static kvs_status load(kvs_engine *e, const kvs_engine_config *cfg, kvs_error *e
     return wt_open(&e->w, cfg->model_dir, e->s.plan.mtp > 0, err);
 }
 
-static kvs_status make_loop(kvs_engine *e, kvs_error *err)
+/* Dense layers may read a prompt by another path than an answer, equal to tolerance only (KVS_ATTEND_CONTEXT), so
+ * there rows of an answer are not taken for those of a prompt. Sparse layers have one path. */
+static kvs_status make_loop(kvs_engine *e, bool no_reuse, kvs_error *err)
 {
     const kvs_plan *p = &e->s.plan;
     TRY(queue_init(&e->q, 2 * loop_max_events(p->seqs), err));
@@ -94,7 +96,9 @@ static kvs_status make_loop(kvs_engine *e, kvs_error *err)
                   .chunk = p->chunk,
                   .mtp = p->mtp,
                   .max_seqs = p->seqs,
-                  .n_page = e->s.fwd.n_page};
+                  .n_page = e->s.fwd.n_page,
+                  .no_reuse = no_reuse,
+                  .keep_prompt = e->w->h.n_index_head == 0};
     TRY(pages_new(&e->l.pages, e->s.fwd.n_page, err));
     TRY(sample_new(&e->l.sampler, e->w->h.vocab, err));
     if (e->s.fwd.trace != 0) {
@@ -127,7 +131,7 @@ kvs_status engine_open(kvs_engine **out, const kvs_engine_config *cfg, kvs_error
         st = load(e, cfg, err);
     }
     if (st == KVS_OK) {
-        st = make_loop(e, err);
+        st = make_loop(e, cfg->no_reuse != 0, err);
     }
     if (cfg->comm != NULL) {
         st = comm_agree(cfg->comm, st, err);
@@ -288,6 +292,7 @@ void engine_get_stats(const kvs_engine *e, kvs_engine_stats *s)
     s->prefill_s = (double)n->prefill_ns * 1e-9;
     s->decode_s = (double)n->decode_ns * 1e-9;
     s->n_prefill = n->n_prefill;
+    s->n_reused = n->n_reused;
     s->n_output = n->n_output;
     s->n_decode = n->n_decode;
     s->n_verify = n->n_verify;

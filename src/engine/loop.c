@@ -16,7 +16,11 @@ int32_t loop_max_events(int32_t max_seqs)
 
 kvs_status loop_extend(loop *l, seq *s, int64_t new_len, kvs_error *err)
 {
-    TRY(pages_extend(l->pages, l->dcp, s->table, s->width, &s->n_entry, new_len, err));
+    kvs_status st = KVS_OK;
+    do {
+        st = pages_extend(l->pages, l->dcp, s->table, s->width, &s->n_entry, new_len, err);
+    } while (st == KVS_LIMIT && keep_evict(l));
+    TRY(st);
     const int64_t used = l->n_page - pages_available(l->pages);
     l->n.page_peak = used > l->n.page_peak ? used : l->n.page_peak;
     return KVS_OK;
@@ -44,7 +48,12 @@ void loop_finish(loop *l, seq *s, kvs_finish why)
 {
     const kvs_event e = {.kind = KVS_EVENT_FINISH, .request = s->id, .reason = why};
     queue_push(l->q, &e);
-    release(l, s);
+    if (s->state != SEQ_WAITING) {
+        set_running(l, s->slot, NULL);
+    }
+    if (!keep_take(l, s)) {
+        release(l, s);
+    }
 }
 
 void loop_fail(loop *l, seq *s, const kvs_error *why)
@@ -61,6 +70,7 @@ void loop_drop(loop *l)
             release(l, l->run[i]);
         }
     }
+    keep_drop(l);
 }
 
 /* ---- admission ------------------------------------------------------------------------------- */
@@ -82,26 +92,43 @@ static void end_cancelled(loop *l)
 
 static void push_progress(loop *l, const seq *s)
 {
-    const kvs_event e = {
-        .kind = KVS_EVENT_PREFILL, .request = s->id, .done = s->n_fed, .total = s->n_prompt};
+    const kvs_event e = {.kind = KVS_EVENT_PREFILL,
+                         .request = s->id,
+                         .done = s->n_fed,
+                         .total = s->n_prompt,
+                         .reused = s->n_reused};
     queue_push(l->q, &e);
+}
+
+static int32_t n_running(const loop *l)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < l->max_seqs; i++) {
+        n += l->run[i] != NULL;
+    }
+    return n;
 }
 
 static void admit(loop *l)
 {
-    for (int32_t i = 0; i < l->max_seqs; i++) {
-        seq *s = l->run[i] == NULL ? queue_take(l->q) : NULL;
+    for (int32_t n = n_running(l); n < l->max_seqs; n++) {
+        seq *s = queue_take(l->q);
         if (s == NULL) {
-            continue;
+            return;
         }
-        s->slot = i;
+        s->slot = keep_place(l, s);
         s->state = SEQ_PREFILL;
-        set_running(l, i, s);
+        set_running(l, s->slot, s);
         push_progress(l, s);
     }
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
+
+bool loop_drafts(const loop *l, const seq *s)
+{
+    return l->mtp > 0 && s->limit - s->n_prompt > 2;
+}
 
 void loop_add(rank_work *w, const seq *s, int32_t q_len, int64_t seq_len, int32_t from)
 {
@@ -127,8 +154,7 @@ static kvs_status feed_chunk(loop *l, seq *s, int32_t rows, bool last, kvs_error
     }
     TRY(rank_send(l->r, err));
     const int32_t pairs = last ? rows - 1 : rows;
-    const bool drafting = s->limit - s->n_prompt > 2; /* room for a draft after the first token */
-    if (l->mtp > 0 && drafting && pairs > 0) {
+    if (loop_drafts(l, s) && pairs > 0) {
         TRY(spec_prefill(l, s, pairs, err));
     }
     s->n_fed += rows;
@@ -138,6 +164,10 @@ static kvs_status feed_chunk(loop *l, seq *s, int32_t rows, bool last, kvs_error
 
 static kvs_status prefill(loop *l, seq *s, kvs_error *err)
 {
+    if (s->n_fed == s->n_reused) {
+        keep_share(l, s);
+        l->n.n_reused += (uint64_t)s->n_reused;
+    }
     const int64_t left = s->n_prompt - s->n_fed;
     const int32_t rows = left < l->chunk ? (int32_t)left : l->chunk;
     const bool last = rows == left;

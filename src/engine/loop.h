@@ -2,7 +2,7 @@
  *
  * loop_step does one of: a chunk of the oldest unread prompt; one decode of every request that has read its
  * prompt. They alternate when both wait. Files: loop.c admits, reads prompts, ends requests; decode.c verifies and
- * emits; spec.c drafts.
+ * emits; spec.c drafts; keep.c keeps what ended and finds prefixes.
  *
  * One decode of request s with drafts d[0 .. k) (k may be 0):
  *
@@ -30,7 +30,7 @@
 
 typedef struct loop_counts {
     int64_t prefill_ns, decode_ns, page_peak;
-    uint64_t n_prefill, n_output, n_decode, n_verify;
+    uint64_t n_prefill, n_reused, n_output, n_decode, n_verify;
     uint64_t n_draft[KVS_MAX_DRAFTS], n_accept[KVS_MAX_DRAFTS];
 } loop_counts;
 
@@ -43,6 +43,10 @@ typedef struct loop {
     int32_t dcp, chunk, mtp, max_seqs;
     int64_t n_page;
     seq *run[KVS_MAX_SEQS]; /* by slot; changed by the step thread under the queue's lock */
+    seq *kept[KVS_MAX_SEQS]; /* by slot; step thread only */
+    uint64_t clock;          /* of seq.used */
+    bool no_reuse;           /* nothing is kept */
+    bool keep_prompt;        /* rows of an answer are not reused as those of a prompt */
     bool decoded_last;
     kvs_status dead; /* < 0: the engine has ended, with death */
     kvs_error death;
@@ -53,16 +57,19 @@ typedef struct loop {
 int32_t loop_max_events(int32_t max_seqs);
 
 kvs_status loop_step(loop *l, kvs_error *err);
-/* Drops what runs, without events. */
+/* Drops what runs, without events, and what is kept. */
 void loop_drop(loop *l);
 
 /* ---- shared by the files of the loop ---------------------------------------------------------- */
 
 /* Pages for the first new_len tokens. */
 kvs_status loop_extend(loop *l, seq *s, int64_t new_len, kvs_error *err);
-/* The last event of a request, which is freed. */
+/* The last event of a request, which is gone or kept (finish), gone (fail). */
 void loop_finish(loop *l, seq *s, kvs_finish why);
 void loop_fail(loop *l, seq *s, const kvs_error *why);
+
+/* Whether drafts are made for a request: there is room for one after the first token. */
+bool loop_drafts(const loop *l, const seq *s);
 
 /* Adds request i of n to a command: its table and lengths. */
 void loop_add(rank_work *w, const seq *s, int32_t q_len, int64_t seq_len, int32_t from);
@@ -83,5 +90,18 @@ kvs_status loop_decode(loop *l, seq **list, int32_t n, kvs_error *err);
 kvs_status spec_draft(loop *l, seq **list, int32_t n, kvs_error *err);
 /* Pass 0 over rows [0, n) of the main step just made for s (a chunk of its prompt). */
 kvs_status spec_prefill(loop *l, seq *s, int32_t n, kvs_error *err);
+
+/* ---- kept sequences (keep.c) ------------------------------------------------------------------- */
+
+/* A place for a request that begins, which takes over what prefix it can and displaces the sequence kept longest
+ * where no place is free. Fewer than max_seqs run. */
+int32_t keep_place(loop *l, seq *s);
+/* Looks once more, before the first row of s is read: another one may have read its prefix meanwhile. */
+void keep_share(loop *l, seq *s);
+/* Keeps a request that has ended, in its slot, where no request runs; false: there is nothing to keep. */
+bool keep_take(loop *l, seq *s);
+/* Drops the sequence unused for longest; false: none is kept. */
+bool keep_evict(loop *l);
+void keep_drop(loop *l);
 
 #endif

@@ -7,12 +7,15 @@
  *                                            v
  *                             cancel, or a failure of its own: gone
  *
+ * One that ended without a failure may stay behind for its rows (keep.c); then nothing else of it counts.
+ *
  * Lengths, in tokens. The sequence is prompt then answer; token[p] stands at position p.
  *   n_prompt <= len <= limit   known tokens; limit: where the answer must end
  *   n_fed                      rows in the main model's caches. PREFILL: n_fed <= n_prompt = len.
  *                              DECODE: n_fed = len - 1, the last token has not been fed
  *   n_drafted <= n_fed         rows in the draft layer's caches that come from true hidden rows. The pair of
  *                              position p is (hidden row of p, token at p + 1), so at most len - 1
+ *   n_reused <= n_fed          rows that were another sequence's, whose pages the first entries of table share
  *   table[0 .. n_entry)        pages, the same ids on every rank
  * Rows that rejected drafts left in the caches lie at or past n_fed (n_drafted) and are written again before any
  * row attends them.
@@ -36,14 +39,15 @@ typedef struct seq {
     seq_state state;
     bool cancelled;
     uint64_t id;
-    int32_t slot; /* place among the running ones */
+    int32_t slot;  /* place among the running ones */
+    uint64_t used; /* running or kept: when its rows were last taken over; larger is later */
 
     sample_set set;
     uint64_t seed, stream;
     int32_t logprobs;
     int32_t n_end, end[HP_MAX_EOS + KVS_MAX_STOP_IDS];
 
-    int64_t n_prompt, len, limit, n_fed, n_drafted;
+    int64_t n_prompt, len, limit, n_fed, n_drafted, n_reused;
     bool limit_is_ctx;
     int32_t *token; /* [limit] */
     int32_t *table; /* [width] */

@@ -28,6 +28,7 @@ static kvs_status check_fields(const kvs_engine_config *c, kvs_error *err)
     TRY(check_range("max_seqs", c->max_seqs, KVS_MAX_SEQS, err));
     TRY(check_range("timeout_ms", c->timeout_ms, INT32_MAX, err));
     TRY(check_range("trace", c->trace, 1, err));
+    TRY(check_range("no_reuse", c->no_reuse, 1, err));
     TRY(check_range("selection_last", c->selection_last, 1, err));
     TRY(check_range("hadamard", c->hadamard, 1, err));
     TRY(check_range("scale_rule", c->scale_rule, KVS_SCALE_EXACT, err));

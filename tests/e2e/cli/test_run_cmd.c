@@ -115,6 +115,7 @@ static void every_field_of_the_contract_is_there(void **state)
     static const char *const fields[] = {
         "model",
         "prompt_tokens",
+        "reused_tokens",
         "prompt_ids",
         "output_tokens",
         "token_ids",

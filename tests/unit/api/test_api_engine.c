@@ -13,9 +13,10 @@ typedef struct got {
     int32_t n, token[MAX];
     int32_t end;
     uint64_t digest;
+    int64_t reused;
 } got;
 
-static kvs_engine *must_open(int32_t dcp, int32_t mtp, int32_t seqs)
+static kvs_engine *must_open(int32_t dcp, int32_t mtp, int32_t seqs, int32_t no_reuse)
 {
     kvs_engine_config c = kvs_engine_config_default();
     kvs_engine *e = NULL;
@@ -25,6 +26,7 @@ static kvs_engine *must_open(int32_t dcp, int32_t mtp, int32_t seqs)
     c.dcp = dcp;
     c.mtp = mtp;
     c.max_seqs = seqs;
+    c.no_reuse = no_reuse;
     c.threads = 1;
     c.chunk = 50;
     c.trace = 1;
@@ -49,6 +51,21 @@ static void submit(kvs_engine *e, int32_t i)
     r.max_new = 8 + 3 * i;
     r.temp = i == 1 ? 1.0 : 0.0;
     r.seed = 3;
+    r.ignore_eos = 1;
+    uint64_t id = 0;
+    kvs_error err = {0};
+    if (kvs_engine_submit(e, &r, &id, &err) < 0) {
+        fail_msg("%s", err.text);
+    }
+}
+
+/* Greedily. */
+static void submit_ids(kvs_engine *e, const int32_t *prompt, int32_t n, int32_t max_new)
+{
+    kvs_request r = kvs_request_default();
+    r.prompt = prompt;
+    r.n_prompt = n;
+    r.max_new = max_new;
     r.ignore_eos = 1;
     uint64_t id = 0;
     kvs_error err = {0};
@@ -83,6 +100,7 @@ static void run(kvs_engine *e, got *g, uint64_t first)
                     a->end = (int32_t)ev[i].reason;
                 } else {
                     assert_int_equal(ev[i].kind, KVS_EVENT_PREFILL);
+                    a->reused = ev[i].reused;
                 }
             }
         }
@@ -113,7 +131,7 @@ static void requests_give_the_same_alone_and_together(void **state)
     (void)state;
     got want[N], g[N];
     memset(want, 0, sizeof want);
-    kvs_engine *e = must_open(1, 0, 1);
+    kvs_engine *e = must_open(1, 0, 1, 0);
     if (!followed(e)) {
         kvs_error err = {0};
         assert_int_equal(kvs_engine_follow(e, &err), KVS_INVALID);
@@ -126,7 +144,7 @@ static void requests_give_the_same_alone_and_together(void **state)
         kvs_engine_close(e);
     }
     memset(g, 0, sizeof g);
-    e = must_open(n_rank, 3, N);
+    e = must_open(n_rank, 3, N, 0);
     if (followed(e)) {
         return;
     }
@@ -157,12 +175,48 @@ static void requests_give_the_same_alone_and_together(void **state)
     kvs_engine_close(e);
 }
 
+/* A prompt of 520 tokens; then it, its answer and 30 more: 512 of these are there. The same in an engine that keeps
+ * nothing. */
+static void a_second_turn_reads_only_what_is_new(void **state)
+{
+    (void)state;
+    enum { FIRST = 520, ANSWER = 12, MORE = 30, SECOND = FIRST + ANSWER + MORE };
+    static got g[2][2];
+    memset(g, 0, sizeof g);
+    for (int32_t keep = 0; keep < 2; keep++) {
+        int32_t prompt[SECOND];
+        for (int32_t t = 0; t < SECOND; t++) {
+            prompt[t] = 20 + (t * t * 13 + t) % 900;
+        }
+        kvs_engine *e = must_open(n_rank, 3 * keep, 1, 1 - keep);
+        if (followed(e)) {
+            continue;
+        }
+        submit_ids(e, prompt, FIRST, ANSWER);
+        run(e, g[keep], 1);
+        memcpy(prompt + FIRST, g[keep][0].token, ANSWER * sizeof *prompt);
+        submit_ids(e, prompt, SECOND, ANSWER);
+        run(e, g[keep], 1);
+        kvs_engine_stats s = kvs_engine_stats_empty();
+        kvs_engine_get_stats(e, &s);
+        assert_int_equal(s.n_reused, 512 * keep);
+        assert_int_equal(s.n_prefill, FIRST + SECOND - 512 * keep);
+        assert_int_equal(g[keep][1].reused, 512 * keep);
+        kvs_engine_close(e);
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(g[0][i].n, g[1][i].n);
+        assert_memory_equal(g[0][i].token, g[1][i].token, (size_t)g[0][i].n * sizeof(int32_t));
+        assert_true(g[0][i].digest == g[1][i].digest);
+    }
+}
+
 static void a_cancelled_request_ends_and_the_next_one_runs(void **state)
 {
     (void)state;
     got g[2];
     memset(g, 0, sizeof g);
-    kvs_engine *e = must_open(1, 2, 1);
+    kvs_engine *e = must_open(1, 2, 1, 0);
     if (followed(e)) {
         return;
     }
@@ -218,6 +272,7 @@ static void a_refused_open_names_what_and_what_would_work(void **state)
     REFUSED(threads, 1 << 20, "threads 1048576");
     REFUSED(timeout_ms, -1, "timeout_ms -1");
     REFUSED(trace, 2, "trace 2");
+    REFUSED(no_reuse, 2, "no_reuse 2");
     REFUSED(latent_eps, -1.0f, "latent-eps -1");
     REFUSED(kv, KVS_KV_FP8, "fp8");
     REFUSED(interleave, 3, "interleave 3");
@@ -259,6 +314,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_give_the_same_alone_and_together),
+        cmocka_unit_test(a_second_turn_reads_only_what_is_new),
         cmocka_unit_test(a_cancelled_request_ends_and_the_next_one_runs),
         cmocka_unit_test(a_refused_open_names_what_and_what_would_work),
         cmocka_unit_test(nothing_is_done_with_no_engine),

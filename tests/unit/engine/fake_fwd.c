@@ -214,9 +214,11 @@ kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *token, const int3
     row = 0;
     int32_t n = 0;
     for (int32_t i = 0; i < b->n_req; i++) {
+        const int64_t p0 = b->seq_len[i] - b->q_len[i];
+        uint64_t state = 0;
+        TRY(read_main(f, b, i, p0, &state, err));
         for (int32_t t = 0; t < b->q_len[i]; t++, row++) {
-            uint64_t state = 0;
-            TRY(read_main(f, b, i, b->seq_len[i] - b->q_len[i] + t, &state, err));
+            state = t > 0 ? fake_next(state, at(f, f->main, b, i, p0 + t)->token) : state;
             put_state(f->hidden + (int64_t)row * HIDDEN, state);
             if (n == n_logit || logit_row[n] != row) {
                 continue;
@@ -325,8 +327,9 @@ kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *nex
         for (int32_t t = 0; t < b->q_len[i]; t++, row++) {
             const uint64_t h = get_state(hidden + (int64_t)row * HIDDEN);
             if (!chained) {
-                TRY(read_main(f, b, i, p0 + t, &truth, err));
-                if (h != truth) {
+                const slot *m = at(f, f->main, b, i, p0 + t);
+                truth = t > 0 ? fake_next(truth, m->token) : truth;
+                if (h != truth || !m->written) {
                     return err_set(err, KVS_INTERNAL, "fake: hidden row %d is of another position",
                                    t);
                 }

@@ -72,7 +72,9 @@ void world_open(world *w, world_cfg c)
                   .dcp = c.dcp,
                   .chunk = c.chunk,
                   .mtp = c.mtp,
-                  .max_seqs = c.max_seqs};
+                  .max_seqs = c.max_seqs,
+                  .no_reuse = c.no_reuse,
+                  .keep_prompt = c.keep_prompt};
     w->l.n_page = c.n_page > 0 ? c.n_page : c.max_seqs * kvs_table_width(c.dcp, c.ctx);
     kvs_error err = {0};
     const comm_config cc = {.timeout_ms = 20000};
@@ -120,9 +122,10 @@ static void take(answer *a, const kvs_event *e)
 {
     assert_int_equal(a->end, 0); /* nothing follows the last event */
     if (e->kind == KVS_EVENT_PREFILL) {
-        assert_true(a->n_progress == 0 ? e->done == 0 : e->done > a->done);
+        assert_true(a->n_progress == 0 ? e->done == e->reused : e->done > a->done);
         a->done = e->done;
         a->total = e->total;
+        a->reused = e->reused;
         a->n_progress++;
     } else if (e->kind == KVS_EVENT_TOKEN) {
         assert_true(a->n < WORLD_OUT);

@@ -12,6 +12,7 @@ typedef struct world_cfg {
     int32_t tp, dcp, chunk, mtp, max_seqs, vocab, n_eos, eos[2];
     int64_t ctx, n_page; /* n_page 0: room for all */
     bool share;          /* index_share_mtp */
+    bool no_reuse, keep_prompt;
 } world_cfg;
 
 typedef struct world {
@@ -31,7 +32,7 @@ typedef struct answer {
     int32_t token[WORLD_OUT];
     int32_t n, end;      /* end: a kvs_finish, -1 an error, 0 none yet */
     uint64_t digest;
-    int64_t done, total; /* of the last progress */
+    int64_t done, total, reused; /* of the last progress */
     int32_t n_progress;
     kvs_error error;
 } answer;
