@@ -17,12 +17,14 @@ set(KVS_GEN_DIR "${CMAKE_BINARY_DIR}/gen/include")
 # kvs_flags: an interface target that every object, test and program links.
 add_library(kvs_flags INTERFACE)
 target_compile_definitions(kvs_flags INTERFACE _GNU_SOURCE)
+set(host "$<NOT:$<COMPILE_LANGUAGE:CUDA>>")
 target_compile_options(kvs_flags INTERFACE
-    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -ffp-contract=off
-    "-ffile-prefix-map=${PROJECT_SOURCE_DIR}/="
+    -Wall -Wextra -Wshadow -ffp-contract=off "-ffile-prefix-map=${PROJECT_SOURCE_DIR}/="
+    "$<${host}:-Wpedantic;-Wconversion>"
     $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes -Wimplicit-fallthrough
       -Werror=vla>
-    $<$<BOOL:${KVS_WERROR}>:-Werror>)
+    "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fno-exceptions;-fno-rtti;-fno-threadsafe-statics>"
+    "$<$<BOOL:${KVS_WERROR}>:$<IF:${host},-Werror,-Werror=all-warnings>>")
 if(KVS_SANITIZE)
     target_compile_options(kvs_flags INTERFACE "-fsanitize=${KVS_SANITIZE}"
                            -fno-sanitize-recover=all)

@@ -4,6 +4,16 @@
  * caller allows (base/cpu.h mask) and optional overrides "op=variant,op=variant". Every op's variants are
  * listed in one static array in kern.c; `kvspan check` walks that list, so a kernel that is not listed does
  * not exist. Which variant a slot holds is part of the start-up handshake between ranks.
+ *
+ * A table belongs to one place. kern_init fills one for the host, where every slot is filled;
+ * kern_init_cuda fills a fresh one for a CUDA device with CUDA kernels only and leaves the slots of other
+ * ops empty: kern_need refuses, naming the first hole, before one of them is called.
+ *
+ * A CUDA kernel is the same function of the same args, with these rules: data, tables, lengths, statistics
+ * and counters are memory of the device (counters are added to with atomics); arrays of pointers are memory
+ * of the host with at most 8 entries. It enqueues work on the queue's stream and returns: nothing is
+ * allocated, read back or waited for, and all of it can be captured in a graph. A failed launch goes to
+ * dev_queue_fail. Scratch sizes depend on shapes only.
  */
 #ifndef KVS_KERN_KERN_H
 #define KVS_KERN_KERN_H
@@ -57,20 +67,43 @@ typedef struct kern_table {
     gemm_scratch_fn gemm_scratch;
 } kern_table;
 
+typedef enum kern_place { KERN_HOST = 0, KERN_CUDA = 1 } kern_place;
+
+/* kern_variant.flags. KERN_FREE_ORDER: the bits of a row may depend on what shares the call (its other
+ * rows and heads, the cut into lanes and segments), though never on chance. */
+enum { KERN_FREE_ORDER = 1 };
+
 /* One implementation of one op. `apply` overwrites the op's slots in a table. */
 typedef struct kern_variant {
     kern_op op;
     const char *name;
     uint32_t features;              /* base/cpu.h bits it needs                                        */
     void (*apply)(kern_table *t);
+    kern_place place;
+    uint32_t flags;
+    /* Why these args of the op (attn_args, ...) are not for it; NULL where they are. Looks at shapes,
+     * types, strides and alignment, not at data. NULL itself: it takes all that the contract allows. */
+    const char *(*refuses)(const void *args);
 } kern_variant;
 
+/* A variant of the host that keeps the whole contract. */
+#define KERN_VARIANT(op, name, features, apply)                                                         \
+    {                                                                                                   \
+        KERN_OP_##op, name, features, apply, KERN_HOST, 0, NULL                                         \
+    }
+
 const char *kern_op_name(kern_op op);
-/* All variants of all ops, reference first, better ones later. */
+/* All variants of the host of all ops, reference first, better ones later. */
 const kern_variant *kern_variants(int32_t *n);
+/* Those of CUDA, in this build; none (*n 0) in one without. */
+const kern_variant *kern_variants_cuda(int32_t *n);
 /* Fills `t` with the best variants allowed by `features`, then applies `overrides` (may be NULL or "").
  * KVS_INVALID names an unknown op or variant and lists what exists; KVS_UNSUPPORTED a missing feature. */
 kvs_status kern_init(kern_table *t, uint32_t features, const char *overrides, kvs_error *err);
+/* As kern_init, for a CUDA device: slots of ops without a CUDA kernel are NULL, their variant too. */
+kvs_status kern_init_cuda(kern_table *t, const char *overrides, kvs_error *err);
+/* KVS_UNSUPPORTED, naming the first one, when a slot of the n ops is empty. */
+kvs_status kern_need(const kern_table *t, const kern_op *ops, int32_t n, kvs_error *err);
 
 #ifdef __cplusplus
 }

@@ -36,8 +36,8 @@ static void apply_avx512bf16(kern_table *t)
 }
 
 static const kern_variant g_attn[] = {
-    {KERN_OP_attn, "avx512 emulated", CPU_NEED_AVX2, apply_avx512},
-    {KERN_OP_attn, "avx512bf16 emulated", CPU_NEED_AVX2, apply_avx512bf16},
+    KERN_VARIANT(attn, "avx512 emulated", CPU_NEED_AVX2, apply_avx512),
+    KERN_VARIANT(attn, "avx512bf16 emulated", CPU_NEED_AVX2, apply_avx512bf16),
 };
 
 static void keep_failure(void *ctx, const char *text)

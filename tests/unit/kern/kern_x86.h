@@ -25,16 +25,16 @@ void gemm_apply_emulate_bf16(kern_table *t);
 void gemm_apply_emulate_vbmi(kern_table *t);
 
 static const kern_variant g_emulated[] = {
-    {KERN_OP_topk, "avx512 emulated", CPU_NEED_AVX2, topk_apply_emulate},
-    {KERN_OP_topk_merge, "avx512 emulated", CPU_NEED_AVX2, topk_merge_apply_emulate},
-    {KERN_OP_index_score, "avx512bf16 emulated", CPU_NEED_AVX2, index_score_apply_emulate},
-    {KERN_OP_kv_write, "avx512 emulated", CPU_NEED_AVX2, kv_write_apply_emulate},
-    {KERN_OP_index_write, "avx512 emulated", CPU_NEED_AVX2, index_write_apply_emulate},
-    {KERN_OP_gather, "avx512 emulated", CPU_NEED_AVX2, gather_apply_emulate},
-    {KERN_OP_index_quant, "avx512 emulated", CPU_NEED_AVX2, index_quant_apply_emulate},
-    {KERN_OP_gemm, "avx512 emulated", CPU_NEED_AVX2, gemm_apply_emulate},
-    {KERN_OP_gemm, "avx512bf16 emulated", CPU_NEED_AVX2, gemm_apply_emulate_bf16},
-    {KERN_OP_gemm, "avx512bf16 vbmi emulated", CPU_NEED_AVX2, gemm_apply_emulate_vbmi},
+    KERN_VARIANT(topk, "avx512 emulated", CPU_NEED_AVX2, topk_apply_emulate),
+    KERN_VARIANT(topk_merge, "avx512 emulated", CPU_NEED_AVX2, topk_merge_apply_emulate),
+    KERN_VARIANT(index_score, "avx512bf16 emulated", CPU_NEED_AVX2, index_score_apply_emulate),
+    KERN_VARIANT(kv_write, "avx512 emulated", CPU_NEED_AVX2, kv_write_apply_emulate),
+    KERN_VARIANT(index_write, "avx512 emulated", CPU_NEED_AVX2, index_write_apply_emulate),
+    KERN_VARIANT(gather, "avx512 emulated", CPU_NEED_AVX2, gather_apply_emulate),
+    KERN_VARIANT(index_quant, "avx512 emulated", CPU_NEED_AVX2, index_quant_apply_emulate),
+    KERN_VARIANT(gemm, "avx512 emulated", CPU_NEED_AVX2, gemm_apply_emulate),
+    KERN_VARIANT(gemm, "avx512bf16 emulated", CPU_NEED_AVX2, gemm_apply_emulate_bf16),
+    KERN_VARIANT(gemm, "avx512bf16 vbmi emulated", CPU_NEED_AVX2, gemm_apply_emulate_vbmi),
 };
 
 /* Fills t with variant number i (from 0) of `op` among those that can run here; NULL when there are no

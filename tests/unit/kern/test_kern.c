@@ -195,6 +195,73 @@ static void a_missing_feature_is_named(void **state)
     }
 }
 
+/* What holds for the list of the host holds for that of CUDA; ops may be absent from it. */
+static void cuda_variants_set_their_own_slots_only(void **state)
+{
+    (void)state;
+    int32_t n = 0;
+    const kern_variant *v = kern_variants_cuda(&n);
+    for (int32_t i = 0; i < n; i++) {
+        assert_int_equal(v[i].place, KERN_CUDA);
+        assert_int_equal(v[i].features, 0);
+        kern_table t;
+        memset(&t, 0, sizeof t);
+        v[i].apply(&t);
+        for (int32_t op = 0; op < KERN_N_OP; op++) {
+            assert_int_equal(slots_filled(&t, (kern_op)op), op == (int32_t)v[i].op);
+        }
+        for (int32_t j = 0; j < i; j++) {
+            assert_true(v[i].op != v[j].op || strcmp(v[i].name, v[j].name) != 0);
+        }
+    }
+    const kern_variant *host = kern_variants(&n);
+    for (int32_t i = 0; i < n; i++) {
+        assert_int_equal(host[i].place, KERN_HOST);
+    }
+}
+
+static void a_cuda_table_has_no_slots_of_the_host(void **state)
+{
+    (void)state;
+    int32_t n = 0;
+    const kern_variant *v = kern_variants_cuda(&n);
+    kern_table t;
+    kvs_error err;
+    if (n == 0) {
+        assert_int_equal(kern_init_cuda(&t, NULL, &err), KVS_UNSUPPORTED);
+        assert_non_null(strstr(err.text, "preset cuda"));
+        assert_null(t.merge);
+        return;
+    }
+    assert_int_equal(kern_init_cuda(&t, NULL, &err), KVS_OK);
+    for (int32_t op = 0; op < KERN_N_OP; op++) {
+        const char *last = NULL;
+        for (int32_t i = 0; i < n; i++) {
+            last = (int32_t)v[i].op == op ? v[i].name : last;
+        }
+        assert_int_equal(slots_filled(&t, (kern_op)op), last != NULL);
+        assert_true((last == NULL) == (t.variant[op] == NULL));
+    }
+    assert_int_equal(kern_init_cuda(&t, "merge=avx2", &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, "merge has no variant \"avx2\""));
+    assert_int_equal(kern_init_cuda(&t, "merge=sm90", &err), KVS_OK);
+}
+
+static void the_first_hole_of_a_table_is_named(void **state)
+{
+    (void)state;
+    static const kern_op ops[] = {KERN_OP_merge, KERN_OP_route, KERN_OP_attn};
+    kern_table t;
+    kvs_error err;
+    assert_int_equal(kern_init(&t, 0, NULL, NULL), KVS_OK);
+    assert_int_equal(kern_need(&t, ops, 3, &err), KVS_OK);
+    t.variant[KERN_OP_attn] = NULL;
+    t.variant[KERN_OP_route] = NULL;
+    assert_int_equal(kern_need(&t, ops, 1, &err), KVS_OK);
+    assert_int_equal(kern_need(&t, ops, 3, &err), KVS_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "no route for"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -207,6 +274,9 @@ int main(void)
         cmocka_unit_test(overrides_apply_in_order),
         cmocka_unit_test(refusals_say_what_exists),
         cmocka_unit_test(a_missing_feature_is_named),
+        cmocka_unit_test(cuda_variants_set_their_own_slots_only),
+        cmocka_unit_test(a_cuda_table_has_no_slots_of_the_host),
+        cmocka_unit_test(the_first_hole_of_a_table_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
