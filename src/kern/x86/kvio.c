@@ -3,9 +3,10 @@
  * Tokens are dealt out in blocks over threads; each is written by one thread in one pass. Counters are
  * gathered per block and added up atomically, so totals do not depend on threads.
  *
- * A call that writes much writes past the caches: rows that lie one behind the other are made in a buffer,
- * from where the lines that they fill go to memory whole; the bytes of a line that is shared with other
- * rows are stored as usual. A call that writes little leaves its rows in the caches, for attention.
+ * A call that writes much writes past the caches. fp8 rows of whole lines go there straight from registers.
+ * Others, which lie one behind the other, are made in a buffer, from where the lines that they fill go to
+ * memory whole; the bytes of a line that is shared with other rows are stored as usual. A call that writes
+ * little leaves its rows in the caches, for attention.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -212,23 +213,47 @@ static const uint8_t *rope_at(const kv_write_job *j, int64_t t)
     return (const uint8_t *)j->a->rope + t * j->a->rope_stride * j->size;
 }
 
-/* Asks for what pick i and a later one need. */
-static void kv_write_fetch(const kv_write_job *j, const picks *p, int32_t i)
+/* Whether the loops ask for the values of later rows themselves: where they convert bf16. */
+static bool kv_write_asks(const kv_write_job *j)
 {
+    return j->size == sizeof(bf16) && (j->a->fmt == KVS_KV_FP8 || j->a->fmt == KVS_KV_FP8_DS_MLA);
+}
+
+/* Pick i, and asks for what it and a later one need. */
+static kvio_row kv_write_row(const kv_write_job *j, const picks *p, int32_t i)
+{
+    kvio_row r = {.latent = latent_at(j, p->token[i]), .rope = rope_at(j, p->token[i])};
+    r.next_latent = r.latent;
+    r.next_rope = r.rope;
+    if (!j->stream) {
+        return r;
+    }
     if (i + SHARED_AHEAD < p->n_ahead) {
         kv_write_fetch_shared(j, p, i + SHARED_AHEAD);
     }
     if (i + ROW_AHEAD >= p->n_ahead) {
-        return;
+        return r;
     }
     const int64_t t = p->token[i + ROW_AHEAD];
-    if (j->size == sizeof(bf16)) {
+    if (kv_write_asks(j)) {
+        r.next_latent = latent_at(j, t);
+        r.next_rope = rope_at(j, t);
+    } else if (j->size == sizeof(bf16)) {
         fetch(latent_at(j, t), KVS_LATENT_DIM * sizeof(bf16));
         fetch(rope_at(j, t), KVS_ROPE_DIM * sizeof(bf16));
     } else {
         fetch(latent_at(j, t), KVS_LATENT_DIM * sizeof(float));
         fetch(rope_at(j, t), KVS_ROPE_DIM * sizeof(float));
     }
+    return r;
+}
+
+/* Whether rows are written past the caches straight from registers. */
+static bool kv_write_direct(const kv_write_job *j)
+{
+    const kv_write_args *a = j->a;
+    return kv_write_asks(j) && j->row_bytes % LINE == 0 && a->row_stride % LINE == 0 &&
+           a->page_stride % LINE == 0 && in_line(a->kv) == 0;
 }
 
 /* By way of a buffer. There are the run in hand and the one before: a line is read some time after it was
@@ -238,9 +263,15 @@ static void kv_write_stream(const kv_write_job *j, const kv_writer *w, const pic
     _Alignas(LINE) uint8_t buf[2][RUN_BYTES];
     run runs[2] = {{.buf = buf[0]}, {.buf = buf[1]}};
     run *r = &runs[0];
+    const bool direct = kv_write_direct(j);
     for (int32_t i = 0; i < p->n; i++) {
         uint8_t *row = kv_row_at(j->a, p->slot[i]);
-        kv_write_fetch(j, p, i);
+        kvio_row in = kv_write_row(j, p, i);
+        if (direct) {
+            in.stream = true;
+            j->isa->write_row(w, row, &in, count);
+            continue;
+        }
         if (!run_takes(r, row, j->row_bytes)) {
             r = r == &runs[0] ? &runs[1] : &runs[0];
             run_emit(j->isa, r);
@@ -248,7 +279,7 @@ static void kv_write_stream(const kv_write_job *j, const kv_writer *w, const pic
         }
         uint8_t *out = r->buf + in_line(r->at) + r->bytes;
         r->bytes += j->row_bytes;
-        j->isa->write_row(w, out, latent_at(j, p->token[i]), rope_at(j, p->token[i]), count);
+        j->isa->write_row(w, out, &in, count);
     }
     run_emit(j->isa, &runs[0]);
     run_emit(j->isa, &runs[1]);
@@ -270,8 +301,8 @@ static void kv_write_task(void *ctx, int64_t i_task, int i_worker)
         kv_write_stream(j, &w, &p, &count);
     } else {
         for (int32_t i = 0; i < p.n; i++) {
-            j->isa->write_row(&w, kv_row_at(a, p.slot[i]), latent_at(j, p.token[i]),
-                              rope_at(j, p.token[i]), &count);
+            const kvio_row in = kv_write_row(j, &p, i);
+            j->isa->write_row(&w, kv_row_at(a, p.slot[i]), &in, &count);
         }
     }
     stats_add(&j->stats, stats, count);
@@ -305,13 +336,23 @@ static const uint8_t *key_at(const index_write_args *a, int64_t t)
     return (const uint8_t *)a->key + t * a->key_stride * elem_bytes(a->in_type);
 }
 
-/* Asks for the values of a later pick than i, and for the line with the scale of another where it is not
- * that of the pick before. */
-static void index_write_fetch(const index_write_args *a, const picks *p, int32_t i)
+/* Pick i. Asks for the values of a later one, unless the loops do, and for the line with the scale of another
+ * where it is not that of the pick before. */
+static kvio_key index_write_key(const index_write_job *j, const picks *p, int32_t i)
 {
+    const index_write_args *a = j->a;
+    kvio_key k = {.value = key_at(a, p->token[i]),
+                  .page = index_page_at(a, p->slot[i]),
+                  .off = (int32_t)((uint64_t)p->slot[i] % KVS_PAGE_TOKENS)};
+    k.next = k.value;
+    if (!j->stream) {
+        return k;
+    }
     if (i + KEY_AHEAD < p->n_ahead) {
         const uint8_t *key = key_at(a, p->token[i + KEY_AHEAD]);
-        if (a->in_type == KVS_DTYPE_BF16) {
+        if (a->in_type == KVS_DTYPE_BF16 && a->fmt == KVS_INDEX_FP8) {
+            k.next = key;
+        } else if (a->in_type == KVS_DTYPE_BF16) {
             fetch(key, KVS_INDEX_DIM * sizeof(bf16));
         } else {
             fetch(key, KVS_INDEX_DIM * sizeof(float));
@@ -323,6 +364,7 @@ static void index_write_fetch(const index_write_args *a, const picks *p, int32_t
         const int32_t off = (int32_t)((uint64_t)p->slot[s] % KVS_PAGE_TOKENS);
         __builtin_prefetch(index_page_at(a, p->slot[s]) + index_scale_at(off), 1);
     }
+    return k;
 }
 
 static void index_write_task(void *ctx, int64_t i_task, int i_worker)
@@ -339,12 +381,7 @@ static void index_write_task(void *ctx, int64_t i_task, int i_worker)
         kvio_key key[KVIO_KEYS];
         const int32_t n = p.n - i < KVIO_KEYS ? p.n - i : KVIO_KEYS;
         for (int32_t k = 0; k < n; k++) {
-            if (j->stream) {
-                index_write_fetch(a, &p, i + k);
-            }
-            key[k].value = key_at(a, p.token[i + k]);
-            key[k].page = index_page_at(a, p.slot[i + k]);
-            key[k].off = (int32_t)((uint64_t)p.slot[i + k] % KVS_PAGE_TOKENS);
+            key[k] = index_write_key(j, &p, i + k);
         }
         j->isa->write_keys(a->fmt, a->in_type, key, n, j->stream, &count);
     }

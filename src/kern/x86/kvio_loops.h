@@ -73,34 +73,39 @@ SIMD_FN void write_tiles(const kv_writer *w, uint8_t *row, const uint8_t *latent
     }
 }
 
-SIMD_FN void write_ds_mla(const kv_writer *w, uint8_t *row, const uint8_t *latent, const uint8_t *rope,
-                          const int wide, kv_count *count)
+SIMD_FN void write_ds_mla(const kv_writer *w, uint8_t *row, const kvio_row *in, const int wide,
+                          kv_count *count)
 {
     float s[KV_DS_N_TILE];
     bool done = false;
     if (!wide && w->rule != KVS_SCALE_EXACT) {
         const uint8_t *x[GROUP];
+        const uint8_t *next[GROUP];
         uint8_t *out[GROUP];
         for (int32_t t = 0; t < GROUP; t++) {
-            x[t] = latent + t * KV_DS_TILE * in_bytes(wide);
+            x[t] = in->latent + t * KV_DS_TILE * in_bytes(wide);
+            next[t] = in->next_latent + t * KV_DS_TILE * in_bytes(wide);
             out[t] = row + t * KV_DS_TILE;
         }
-        done = quant_group(x, KV_DS_N_TILE, KV_DS_TILE, LEAST_ROW, 0, out, s);
+        done = quant_group(x, next, KV_DS_N_TILE, KV_DS_TILE, LEAST_ROW, 0, out, s);
     }
     if (!done) {
-        write_tiles(w, row, latent, wide, s, count);
+        write_tiles(w, row, in->latent, wide, s, count);
     }
     memcpy(row + KV_DS_SCALE_AT, s, sizeof s);
-    count->n_nan += (uint64_t)put_bf16(rope, wide, KVS_ROPE_DIM, row + KV_DS_ROPE_AT);
+    ask(in->next_rope, KVS_ROPE_DIM * sizeof(bf16));
+    count->n_nan += (uint64_t)put_bf16(in->rope, wide, KVS_ROPE_DIM, row + KV_DS_ROPE_AT);
 }
 
 static_assert((int)GROUP == (int)KV_DS_N_TILE, "a row is a group of tiles");
 
-SIMD_FN void write_part(const kv_writer *w, uint8_t *out, const uint8_t *x, int32_t n, const int wide,
-                        kv_count *count)
+SIMD_FN void write_part(const kv_writer *w, uint8_t *out, const uint8_t *x, const uint8_t *next,
+                        int32_t n, const int wide, const bool stream, kv_count *count)
 {
-    if (w->fmt == KVS_KV_FP8) {
-        quant_given(x, wide, n, w->k_scale, out, count);
+    if (w->fmt == KVS_KV_FP8 && stream) {
+        quant_given(x, next, wide, n, w->k_scale, 1, out, count);
+    } else if (w->fmt == KVS_KV_FP8) {
+        quant_given(x, next, wide, n, w->k_scale, 0, out, count);
     } else if (w->fmt == KVS_KV_BF16) {
         count->n_nan += (uint64_t)put_bf16(x, wide, n, out);
     } else {
@@ -109,25 +114,25 @@ SIMD_FN void write_part(const kv_writer *w, uint8_t *out, const uint8_t *x, int3
     }
 }
 
-SIMD_FN void write_row(const kv_writer *w, uint8_t *row, const uint8_t *latent, const uint8_t *rope,
-                       const int wide, kv_count *count)
+SIMD_FN void write_row(const kv_writer *w, uint8_t *row, const kvio_row *in, const int wide,
+                       kv_count *count)
 {
     if (w->fmt == KVS_KV_FP8_DS_MLA) {
-        write_ds_mla(w, row, latent, rope, wide, count);
+        write_ds_mla(w, row, in, wide, count);
         return;
     }
     const int64_t size = kv_row_bytes(w->fmt) / KVS_ROW_DIM;
-    write_part(w, row, latent, KVS_LATENT_DIM, wide, count);
-    write_part(w, row + KVS_LATENT_DIM * size, rope, KVS_ROPE_DIM, wide, count);
+    write_part(w, row, in->latent, in->next_latent, KVS_LATENT_DIM, wide, in->stream, count);
+    write_part(w, row + KVS_LATENT_DIM * size, in->rope, in->next_rope, KVS_ROPE_DIM, wide, in->stream,
+               count);
 }
 
-static void kvio_write_row(const kv_writer *w, uint8_t *row, const void *latent, const void *rope,
-                           kv_count *count)
+static void kvio_write_row(const kv_writer *w, uint8_t *row, const kvio_row *in, kv_count *count)
 {
     if (w->in_type == KVS_DTYPE_BF16) {
-        write_row(w, row, latent, rope, 0, count);
+        write_row(w, row, in, 0, count);
     } else {
-        write_row(w, row, latent, rope, 1, count);
+        write_row(w, row, in, 1, count);
     }
 }
 
@@ -139,7 +144,7 @@ static float kvio_quant_head(const void *x, int32_t in_type, uint8_t *q8, uint64
         s = quant_tile(x, 1, KVS_INDEX_DIM, false, LEAST_INDEX, q8, &c);
     } else {
         const uint8_t *head = x;
-        if (!quant_group(&head, 1, KVS_INDEX_DIM, LEAST_INDEX, 0, &q8, &s)) {
+        if (!quant_group(&head, &head, 1, KVS_INDEX_DIM, LEAST_INDEX, 0, &q8, &s)) {
             s = quant_tile(x, 0, KVS_INDEX_DIM, false, LEAST_INDEX, q8, &c);
         }
     }
@@ -172,10 +177,12 @@ SIMD_FN void quant_keys(const kvio_key *k, int32_t n, const int wide, const int 
     bool done = false;
     if (!wide && n == KVIO_KEYS) {
         const uint8_t *x[GROUP];
+        const uint8_t *next[GROUP];
         for (int32_t i = 0; i < GROUP; i++) {
             x[i] = k[i].value;
+            next[i] = k[i].next;
         }
-        done = quant_group(x, KVIO_KEYS, KVS_INDEX_DIM, LEAST_INDEX, stream, out, s);
+        done = quant_group(x, next, KVIO_KEYS, KVS_INDEX_DIM, LEAST_INDEX, stream, out, s);
     }
     for (int32_t i = 0; i < n; i++) {
         if (!done) {

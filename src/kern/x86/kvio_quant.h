@@ -191,11 +191,22 @@ SIMD_FN vi words_any(vi w, int32_t zero)
     return vi_srl16(vi_add16(vi_add16(y, even), vi_set1(0x007F007F)), 8);
 }
 
-/* n values of bf16, n a multiple of 4 * L. stream: past the caches, out aligned to 64. */
-SIMD_FN void quant_words(const uint8_t *x, int32_t n, int32_t zero, const int normal, const int stream,
-                         uint8_t *out)
+/* Asks for `bytes` from p on, a constant. */
+SIMD_FN void ask(const uint8_t *p, const int32_t bytes)
+{
+    SIMD_UNROLL
+    for (int32_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(p + i);
+    }
+}
+
+/* n values of bf16, n a multiple of 4 * L. stream: past the caches, out aligned to 64. Asks for n values at
+ * `next` in passing, line by line, since a burst would hold up the loads and stores of this stretch. */
+SIMD_FN void quant_words(const uint8_t *x, const uint8_t *next, int32_t n, int32_t zero, const int normal,
+                         const int stream, uint8_t *out)
 {
     for (int32_t i = 0; i < n; i += 4 * L) {
+        ask(next + 2 * i, 8 * L);
         const vi a = vi_loadu(x + 2 * i);
         const vi b = vi_loadu(x + 2 * (i + 2 * L));
         if (normal) {
@@ -237,8 +248,8 @@ enum {
 /* n_tile tiles of n bf16 values with a power of two each: first what every tile holds, then the
  * conversions, so that the one does not wait for the other. False, nothing done, where one of them is for
  * quant_tile. */
-SIMD_FN bool quant_group(const uint8_t *const *x, const int n_tile, int32_t n, int32_t least,
-                         const int stream, uint8_t *const *out, float *s)
+SIMD_FN bool quant_group(const uint8_t *const *x, const uint8_t *const *next, const int n_tile, int32_t n,
+                         int32_t least, const int stream, uint8_t *const *out, float *s)
 {
     vi far[GROUP];
     int32_t zero[GROUP];
@@ -261,11 +272,11 @@ SIMD_FN bool quant_group(const uint8_t *const *x, const int n_tile, int32_t n, i
     }
     if (low) {
         for (int i = 0; i < n_tile; i++) {
-            quant_words(x[i], n, zero[i], 0, stream, out[i]);
+            quant_words(x[i], next[i], n, zero[i], 0, stream, out[i]);
         }
     } else {
         for (int i = 0; i < n_tile; i++) {
-            quant_words(x[i], n, zero[i], 1, stream, out[i]);
+            quant_words(x[i], next[i], n, zero[i], 1, stream, out[i]);
         }
     }
     return true;
@@ -310,9 +321,9 @@ SIMD_FN float quant_tile(const uint8_t *x, const int wide, int32_t n, const bool
     return s;
 }
 
-/* n values of any kind by a given scale. */
-SIMD_FN void quant_given(const uint8_t *x, const int wide, int32_t n, float s, uint8_t *out,
-                         kv_count *count)
+/* n values of any kind by a given scale. next, stream: as quant_words, for bf16 and a power of two. */
+SIMD_FN void quant_given(const uint8_t *x, const uint8_t *next, const int wide, int32_t n, float s,
+                         const int stream, uint8_t *out, kv_count *count)
 {
     const uint32_t u = f32_bits(s);
     if (!wide && (u & 0x807FFFFFu) == 0 && u >= 27u << 23 && u <= 227u << 23) { /* 2^-100 to 2^100 */
@@ -320,9 +331,9 @@ SIMD_FN void quant_given(const uint8_t *x, const int wide, int32_t n, float s, u
         vi far;
         if (words_top(x, n, &far) <= zero + WORD_SAT) {
             if (words_low(far, zero)) {
-                quant_words(x, n, zero, 0, 0, out);
+                quant_words(x, next, n, zero, 0, stream, out);
             } else {
-                quant_words(x, n, zero, 1, 0, out);
+                quant_words(x, next, n, zero, 1, stream, out);
             }
             return;
         }

@@ -18,17 +18,24 @@
 
 enum { KVIO_KEYS = 4 }; /* of one call of write_keys at most */
 
-/* A key to be written: 128 values, its page and its place there. */
+/* A row to be written: its values, and those of a later row, which are asked for in passing (or the same).
+ * stream: past the caches where that helps; the row aligned to 64 and whole lines, the caller fences. */
+typedef struct kvio_row {
+    const uint8_t *latent, *rope;
+    const uint8_t *next_latent, *next_rope;
+    bool stream;
+} kvio_row;
+
+/* A key to be written: 128 values, those of a later key, its page and its place there. */
 typedef struct kvio_key {
-    const uint8_t *value;
+    const uint8_t *value, *next;
     uint8_t *page;
     int32_t off;
 } kvio_key;
 
 typedef struct kvio_isa {
     /* kv_row_write of num/kvfmt.h; count is not NULL. */
-    void (*write_row)(const kv_writer *w, uint8_t *row, const void *latent, const void *rope,
-                      kv_count *count);
+    void (*write_row)(const kv_writer *w, uint8_t *row, const kvio_row *in, kv_count *count);
     /* index_key_write for n keys. stream: past the caches where that helps, keys aligned to 64; the
      * caller fences. */
     void (*write_keys)(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, bool stream,

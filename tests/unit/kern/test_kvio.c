@@ -609,6 +609,8 @@ static void test_long_calls(void **state)
         {KVS_KV_FP8_DS_MLA, HALF, POW2, 1.0f, 0, 0, 0},   {KVS_KV_FP8_DS_MLA, F32, POW2, 1.0f, 0, 0, 48},
         {KVS_KV_FP8_DS_MLA, HALF, POW2, 1.0f, 48, 0, 16}, {KVS_KV_FP8_DS_MLA, HALF, POW2, 1.0f, 0, 8, 7},
         {KVS_KV_FP8, HALF, POW2, 0.25f, 0, 0, 0},         {KVS_KV_FP8, HALF, POW2, 0.3f, 0, 64, 32},
+        {KVS_KV_FP8, HALF, POW2, 0.25f, 0, 0, 16},        {KVS_KV_FP8, HALF, POW2, 0.25f, 16, 0, 0},
+        {KVS_KV_FP8, HALF, POW2, 0.25f, 0, 48, 0},        {KVS_KV_FP8, HALF, POW2, 0.3f, 0, 0, 0},
         {KVS_KV_BF16, HALF, POW2, 1.0f, 0, 0, 0},         {KVS_KV_BF16, F32, POW2, 1.0f, 0, 0, 61},
         {KVS_KV_F32, HALF, POW2, 1.0f, 0, 0, 4},          {KVS_KV_F32, F32, POW2, 1.0f, 0, 0, 0},
     };
