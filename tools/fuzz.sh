@@ -1,13 +1,12 @@
 #!/bin/bash
-# fuzz.sh BUILD SECONDS: runs every libFuzzer program of a fuzz build for that long, from its corpus.
-# What it finds stays in BUILD/fuzz-out/NAME. The last line counts the programs.
+# fuzz.sh BUILD SECONDS: runs every libFuzzer program of a fuzz build for that long, from its corpus, one on
+# each core at a time. What it finds stays in BUILD/fuzz-out/NAME. The last line counts the programs.
 set -uo pipefail
-build=$1 seconds=$2
+export build=$1 seconds=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
-passed=0 failed=0
-shopt -s nullglob
-for program in "$build"/tests/fuzz/*/fuzz_*; do
-    [ -x "$program" ] && [ -f "$program" ] || continue
+export root
+one() { # PROGRAM
+    local program=$1 name folder out runs
     name=$(basename "$program")
     folder=$(basename "$(dirname "$program")")
     out=$build/fuzz-out/$name
@@ -17,12 +16,16 @@ for program in "$build"/tests/fuzz/*/fuzz_*; do
     then
         runs=$(awk '/stat::number_of_executed_units/ { print $2 }' "$out/log")
         echo "$name: ok, $runs inputs in $seconds s"
-        passed=$((passed + 1))
     else
-        tail -n 40 "$out/log"
-        echo "$name: FAILED, see $out"
-        failed=$((failed + 1))
+        echo "$(tail -n 40 "$out/log")
+$name: FAILED, see $out"
     fi
-done
+}
+export -f one
+result=$(find "$build"/tests/fuzz -mindepth 2 -maxdepth 2 -type f -name 'fuzz_*' -perm -u+x -print0 | sort -z |
+    xargs -0 -P "$(nproc)" -I '{}' bash -c 'one "$1"' _ '{}')
+echo "$result"
+passed=$(grep -c ': ok, [0-9]* inputs in ' <<<"$result")
+failed=$(grep -c ': FAILED, see ' <<<"$result")
 echo "fuzz: $passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

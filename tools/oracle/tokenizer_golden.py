@@ -9,10 +9,15 @@ makes itself, and writes to --out:
   strings.bin    the strings: words, code, digits, white space, every script and symbol of Unicode 14,
                  combining marks, right-to-left text, emoji sequences, added tokens whole and in part
 
-Usage: tokenizer_golden.py --out tests/data/text [--strings 1000] [--golden-only]
---golden-only keeps the NAME.json files that are there. The full comparison is --strings 10000 into
-another folder, for `test_golden FOLDER`. Needs tokenizers, and Python 3.11, whose unicodedata is that
-of Unicode 14 (PCRE2 10.42 is too; other characters may be of another class in either).
+Usage: tokenizer_golden.py --out tests/data/text [--strings 1000] [--seed 2026] [--each] [--golden-only]
+--golden-only keeps the NAME.json files that are there. --each adds every character of Unicode 14, beside a
+letter, a digit, a space and itself. The full comparison goes into another folder, for the test to read:
+
+  python3 tools/oracle/tokenizer_golden.py --out /tmp/tok --strings 10000 --each
+  build/release/tests/unit/text/test_tok_golden /tmp/tok
+
+Needs tokenizers, and Python 3.11, whose unicodedata is that of Unicode 14 (PCRE2 10.42 is too; other
+characters may be of another class in either).
 
 Layout of the binary files, little-endian: strings.bin is u32 count, then u32 length and bytes of each.
 NAME.gold is "KVTG", u32 count of strings; u8 count and u16 ids of the template in front of a text and
@@ -109,6 +114,13 @@ def string_of(rng, specials):
         if rng.random() < 0.4:
             parts.append(" ")
     return "".join(parts)
+
+
+def each_character():
+    """Strings that hold every character of Unicode 14 once beside each kind of neighbour."""
+    chars = [c for pool in POOLS for c in pool]
+    for i in range(0, len(chars), 16):
+        yield "".join(c + "a" + c + "1" + c + " " + c + c + "\n" for c in chars[i:i + 16])
 
 
 def letter_class():
@@ -278,6 +290,8 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--out", required=True)
     p.add_argument("--strings", type=int, default=1000)
+    p.add_argument("--seed", type=int, default=2026)
+    p.add_argument("--each", action="store_true")
     p.add_argument("--golden-only", action="store_true")
     args = p.parse_args()
     os.makedirs(args.out, exist_ok=True)
@@ -285,8 +299,12 @@ def main():
     rng = random.Random(14)
     corpus = [string_of(rng, specials[:1]) for _ in range(6000)]
     across = learn([split(r"[\s\S]{1,12}"), byte_level()], corpus, 700, [])
-    rng = random.Random(2026)
+    rng = random.Random(args.seed)
     strings = [string_of(rng, specials) for _ in range(args.strings)]
+    print(f"seed {args.seed}: {len(strings)} strings, {sum(map(len, strings))} characters, "
+          f"{len(set().union(*strings))} different, {sum(len(s.encode()) for s in strings)} bytes")
+    if args.each:
+        strings += each_character()
     with open(os.path.join(args.out, "strings.bin"), "wb") as f:
         f.write(struct.pack("<I", len(strings)))
         for s in strings:
