@@ -165,7 +165,13 @@ static kvs_status time_variants(check *c, kvs_error *err)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* What goes with --comm; the rest of the options is for kernels. */
+static bool is_cuda(const kvs_options *o)
+{
+    const char *device = kvs_options_text(o, "device", 0);
+    return device != NULL && strcmp(device, "cuda") == 0;
+}
+
+/* What goes with --comm and with --device cuda. */
 static int check_options(const kvs_options *o)
 {
     static const char *const kernel_only[] = {"op",       "variant", "conformance", "bench",
@@ -175,6 +181,14 @@ static int check_options(const kvs_options *o)
         if (kvs_options_source(o, kernel_only[i]) == KVS_OPTION_COMMAND_LINE) {
             return cli_fail(CLI_USAGE, "--%s does not go with --comm: leave one of them out",
                             kernel_only[i]);
+        }
+    }
+    const bool cuda = is_cuda(o);
+    static const char *const cpu_only[] = {"comm", "selftest", "bench", "cpu"};
+    for (size_t i = 0; cuda && i < sizeof cpu_only / sizeof *cpu_only; i++) {
+        if (kvs_options_source(o, cpu_only[i]) == KVS_OPTION_COMMAND_LINE) {
+            return cli_fail(CLI_USAGE, "--%s does not go with --device cuda: leave one of them out",
+                            cpu_only[i]);
         }
     }
     if (!comm && kvs_options_source(o, "timeout") == KVS_OPTION_COMMAND_LINE) {
@@ -272,7 +286,8 @@ static kvs_check_config config_of(check *c, kvs_check_result *result)
     if (!k.comm) {
         k.op = kvs_options_text(o, "op", 0);
         k.variant = kvs_options_text(o, "variant", 0);
-        k.cpu = kvs_options_text(o, "cpu", 0);
+        k.device = kvs_options_text(o, "device", 0);
+        k.cpu = is_cuda(o) ? NULL : kvs_options_text(o, "cpu", 0);
         k.conformance = kvs_options_flag(o, "conformance");
         k.selftest = kvs_options_flag(o, "selftest");
         k.csv = c->temp[0] != '\0' ? c->temp : NULL;

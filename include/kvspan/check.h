@@ -77,6 +77,11 @@ typedef struct kvs_check_config {
     /* Told what is about to be done, of how many steps in all; a return value other than 0 ends the
      * run with KVS_CANCELLED. NULL: not wanted. */
     int (*progress)(void *ctx, const char *what, int64_t done, int64_t total);
+
+    /* Where the kernels run: "cpu" (NULL too) or "cuda", the first device the process sees. There the
+     * kernels of the device are checked, in memory that host and device share; selftest and cpu are
+     * refused. */
+    const char *device;
 } kvs_check_config;
 
 static inline kvs_check_config kvs_check_config_default(void)
@@ -92,7 +97,9 @@ static inline kvs_check_config kvs_check_config_default(void)
  *
  * Returns KVS_OK when nothing failed. KVS_INVALID: an unknown op, variant or CPU level (the
  * message lists what exists), or a size or flag that is not valid. KVS_INTERNAL: a check failed;
- * the message has the number and the first failure. KVS_CANCELLED, KVS_NOMEM, KVS_IO. Threads:
+ * the message has the number and the first failure. KVS_NODEV, KVS_UNSUPPORTED: no CUDA device that
+ * can be used, or no CUDA kernels in this build. KVS_DEVICE: the device failed and the run broke off;
+ * the process cannot use it again. KVS_CANCELLED, KVS_NOMEM, KVS_IO. Threads:
  * one call at a time; line, row and progress are called from the calling thread. */
 kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err);
 

@@ -19,8 +19,11 @@
 /* clang-format off */
 static const knob rows[] = {
     /* Common. */
-    {.name = "device", .kind = KNOB_WORD, .arg = "D", .commands = KNOB_BENCH | KNOB_CHECK | KNOB_RUN,
-     .choices = "cpu", .def = "cpu", .help = "where the kernels run"},
+    {.name = "device", .kind = KNOB_WORD, .arg = "D", .commands = KNOB_BENCH | KNOB_CHECK,
+     .choices = "cpu|cuda", .def = "cpu",
+     .help = "where the kernels run; cuda: the first GPU that CUDA_VISIBLE_DEVICES shows"},
+    {.name = "device", .kind = KNOB_WORD, .arg = "D", .commands = KNOB_RUN, .choices = "cpu",
+     .def = "cpu", .help = "where the kernels run"},
     {.name = "tp", .alias = "tensor-parallel-size", .kind = KNOB_INT, .arg = "N",
      .commands = KNOB_PLAN, .lo = 1, .hi = MAX_GPUS, .def_say = "the number of devices",
      .help = "ranks that share the heads; a multiple of the DCP size"},

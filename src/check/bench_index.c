@@ -178,6 +178,7 @@ static kvs_status check_index(bench_case *c, check_result *r, kvs_error *err)
 {
     const index_state *s = c->state;
     const index_score_args *a = &s->a;
+    const check_variant v = bench_variant(c);
     TRY(call_index(c, 0, err));
     const int64_t rows[2] = {0, a->n_row - 1};
     for (int i = 0; i < (a->n_row > 1 ? 2 : 1); i++) {
@@ -191,7 +192,7 @@ static kvs_status check_index(bench_case *c, check_result *r, kvs_error *err)
                                          : (int64_t)rng_next_below(&c->r, (uint64_t)len);
             const int64_t slot = orc_slot(table, a->table_width, a->n_page * PAGE, col);
             const orc_score o = orc_index_score(a, row, slot);
-            score_compare_one(a, &o, row, col, r);
+            score_compare_one(a, &o, row, col, &v, r);
         }
     }
     return KVS_OK;
@@ -373,6 +374,7 @@ static kvs_status call_select(bench_case *c, int32_t set, kvs_error *err)
 static kvs_status check_select(bench_case *c, check_result *r, kvs_error *err)
 {
     index_state *s = c->state;
+    const check_variant v = bench_variant(c);
     TRY(call_select(c, 0, err));
     index_score_args a = s->a;
     void *p = NULL;
@@ -387,7 +389,7 @@ static kvs_status check_select(bench_case *c, check_result *r, kvs_error *err)
         const int64_t col = (int64_t)rng_next_below(&c->r, (uint64_t)a.col_end);
         const int64_t slot = orc_slot(s->table, a.table_width, a.n_page * PAGE, col);
         const orc_score o = orc_index_score(&a, 0, slot);
-        score_compare_one(&a, &o, 0, col, r);
+        score_compare_one(&a, &o, 0, col, &v, r);
     }
     return compare_list(c, &s->t, 0, a.score, a.col_end, r, err);
 }

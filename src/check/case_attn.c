@@ -15,6 +15,9 @@
  * case. Since roundings of P are independent where the data has no structure, there the Euclidean
  * norm of a head's error is held to 2^-8 sqrt(sum w^2 |v|^2) (1.7 times its expected size), which
  * notices one wrong key among thousands.
+ *
+ * Where a variant's sums do not round to nearest (kern_variant.dot_u, key_u), its own factors stand for
+ * sqrt(576) and sqrt(n).
  */
 #include "check/case_attn.h"
 
@@ -51,12 +54,13 @@ void attn_run(const kern_table *t, check_case *k, dev_queue *q)
 static void new_queries(check_case *k, attn_args *a)
 {
     rng *r = &k->r;
+    const int32_t step = case_step(k, a->fmt == KVS_KV_F32 ? 4 : 2);
     a->q_type = a->fmt == KVS_KV_F32 && k->index % 3 != 2 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     a->q_stride_head = DIM + 8 * gen_pick(r, 2);
     a->q_stride_row = a->q_stride_head * a->n_head + gen_pick(r, 2) * 24;
     const int64_t n = a->n_row * a->q_stride_row;
-    void *q =
-        case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16, n, gen_pick(r, 3));
+    void *q = case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16, n,
+                       step * gen_pick(r, 3));
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             const float sigma = (row + head) % 4 == 3 ? 6.0f : 1.5f; /* some rows are peaked */
@@ -74,22 +78,25 @@ static void new_queries(check_case *k, attn_args *a)
     }
 }
 
-static void new_pool(check_case *k, attn_args *a, int64_t n_page)
+static void new_pool(check_case *k, attn_args *a, int64_t n_page, int far)
 {
     rng *r = &k->r;
-    const int32_t unit = a->fmt == KVS_KV_F32 ? 4 : a->fmt == KVS_KV_BF16 ? 2 : 1;
+    const int32_t elem = a->fmt == KVS_KV_F32 ? 4 : a->fmt == KVS_KV_BF16 ? 2 : 1;
+    const int32_t unit = elem * case_step(k, elem);
     a->k_scale = a->fmt == KVS_KV_FP8 ? 0.015f : NAN; /* other formats must not look at it */
     a->row_stride = orc_row_bytes(a->fmt) + unit * gen_pick(r, 2) * 3;
     a->page_stride = a->row_stride * PAGE + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE;
-    a->kv = case_buf(k, "kv", BUF_IN, EL_U8, n_page * a->page_stride, unit * gen_pick(r, 3));
+    a->kv = far ? case_far(k, n_page * a->page_stride, 1)
+                : case_buf(k, "kv", BUF_IN, EL_U8, n_page * a->page_stride, unit * gen_pick(r, 3));
 }
 
 static void new_outputs(check_case *k, attn_args *a)
 {
     a->out_stride_head = VDIM + 4 * gen_pick(&k->r, 2);
     a->out_stride_row = a->out_stride_head * a->n_head + gen_pick(&k->r, 2) * 20;
-    a->out = case_buf(k, "out", BUF_OUT, EL_F32, a->n_row * a->out_stride_row, gen_pick(&k->r, 3));
+    a->out = case_buf(k, "out", BUF_OUT, EL_F32, a->n_row * a->out_stride_row,
+                      case_step(k, 4) * gen_pick(&k->r, 3));
     a->lse = case_buf(k, "lse", BUF_OUT, EL_F32, (int64_t)a->n_row * a->n_head, gen_pick(&k->r, 3));
     case_mark_all(k, a->lse);
     for (int64_t row = 0; row < a->n_row; row++) {
@@ -123,7 +130,7 @@ static void new_table(check_case *k, attn_args *a, const attn_shape *s)
     }
     a->table_width = (most + PAGE - 1) / PAGE + gen_pick(&k->r, 2);
     a->table_stride = a->table_width + gen_pick(&k->r, 3);
-    new_pool(k, a, (int64_t)a->n_req * a->table_width + 1);
+    new_pool(k, a, (int64_t)a->n_req * a->table_width + 1, 0);
     int32_t *table = case_buf(k, "table", BUF_IN, EL_I32, a->n_req * a->table_stride, 0);
     int32_t *row_req = case_buf(k, "row_req", BUF_IN, EL_I32, a->n_row, 0);
     int32_t *kv_len = case_buf(k, "kv_len", BUF_IN, EL_I32, a->n_row, 0);
@@ -151,18 +158,39 @@ static void new_table(check_case *k, attn_args *a, const attn_shape *s)
     a->interleave = s->interleave;
 }
 
+/* n distinct slots from everywhere in the pool, its last one among them. */
+static void far_slots(rng *r, int32_t *order, int32_t n, int64_t n_slot)
+{
+    const int64_t part = n_slot / n;
+    for (int32_t i = 0; i < n; i++) {
+        order[i] = (int32_t)(part * i + (int64_t)rng_next_below(r, (uint64_t)part));
+    }
+    order[n - 1] = (int32_t)(n_slot - 1);
+    for (int32_t i = 0; i < n / 2; i++) { /* the far half first, since only some are taken */
+        const int32_t x = order[i];
+        order[i] = order[n - 1 - i];
+        order[n - 1 - i] = x;
+    }
+}
+
 /* Distinct slots of the pool, cut into lanes at random; a share of the entries is -1. */
 static void new_lists(check_case *k, attn_args *a, const attn_shape *s)
 {
     rng *r = &k->r;
-    new_pool(k, a, (s->topk + s->topk / 4) / PAGE + 2);
+    new_pool(k, a, s->interleave == 0 ? ATTN_FAR_PAGE : (s->topk + s->topk / 4) / PAGE + 2,
+             s->interleave == 0);
     a->slots_stride = s->topk + gen_pick(r, 4);
     int32_t *slots =
         case_buf(k, "slots", BUF_IN, EL_I32, a->n_row * a->slots_stride, gen_pick(r, 3));
     int32_t *count = case_buf(k, "lane_count", BUF_IN, EL_I32, (int64_t)a->n_row * a->n_lane, 0);
-    int32_t *order = case_alloc(k, a->n_slot, sizeof *order);
+    const int32_t n_order = s->interleave == 0 ? 2 * s->topk : (int32_t)a->n_slot;
+    int32_t *order = case_alloc(k, n_order, sizeof *order);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
-        gen_permutation(r, order, (int32_t)a->n_slot);
+        if (s->interleave == 0) {
+            far_slots(r, order, n_order, a->n_slot);
+        } else {
+            gen_permutation(r, order, n_order);
+        }
         int32_t left = s->topk;
         for (int32_t lane = 0; lane < a->n_lane; lane++) {
             const int32_t fair = left / (a->n_lane - lane);
@@ -253,6 +281,11 @@ static void pick_heads(check_case *k, attn_expect *e, const attn_args *a, int64_
     }
 }
 
+static void *pool_alloc(check_case *k, int far, int64_t bytes)
+{
+    return far ? case_far(k, bytes, 0) : case_alloc(k, bytes, 1);
+}
+
 void attn_finish(check_case *k)
 {
     const attn_args *a = k->args;
@@ -260,9 +293,10 @@ void attn_finish(check_case *k)
     orc_keys keys = keys_new(k, a);
     e->n_key = case_alloc(k, a->n_row, sizeof *e->n_key);
     double *work = case_alloc(k, orc_attn_max_keys(a), sizeof *work);
-    e->pool.value = case_alloc(k, a->n_slot * DIM, sizeof *e->pool.value);
-    e->pool.norm = case_alloc(k, a->n_slot, sizeof *e->pool.norm);
-    e->pool.vnorm2 = case_alloc(k, a->n_slot, sizeof *e->pool.vnorm2);
+    const int far = a->n_slot >= (int64_t)ATTN_FAR_PAGE * PAGE;
+    e->pool.value = pool_alloc(k, far, a->n_slot * DIM * (int64_t)sizeof *e->pool.value);
+    e->pool.norm = pool_alloc(k, far, a->n_slot * (int64_t)sizeof *e->pool.norm);
+    e->pool.vnorm2 = pool_alloc(k, far, a->n_slot * (int64_t)sizeof *e->pool.vnorm2);
     if (k->failed) {
         return;
     }
@@ -326,8 +360,9 @@ void attn_compare_head(const attn_args *a, const orc_attn *o, int64_t row, int64
     }
     const double n = (double)o->n_used;
     const double nodes = n / 2048.0 + (a->n_lane > 1 ? 4.0 : 1.0);
-    const double delta = 24.0 * u * o->terms + 4.0 * u * o->score + (v->bf16 ? o->flush : 0.0);
-    const double sum = (sqrt(n) + 40.0 + 10.0 * nodes) * u;
+    const double delta =
+        fmax(24.0, v->dot_u) * u * o->terms + 4.0 * u * o->score + (v->bf16 ? o->flush : 0.0);
+    const double sum = (fmax(sqrt(n), v->key_u * n) + 40.0 + 10.0 * nodes) * u;
     cmp_near(r, (coord){"lse", row, head, -1}, lse, o->lse,
              delta + sum + nodes * (1e-7 + 2.0 * u * fabs(o->lse)));
 

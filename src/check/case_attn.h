@@ -8,12 +8,16 @@
 enum { ATTN_MAX_LEN = 8 };
 
 typedef struct attn_shape {
-    int32_t n_head, n_lane, interleave;
+    int32_t n_head, n_lane;
+    int32_t interleave;        /* list mode: 0 takes slots from all of ATTN_FAR_PAGE pages */
     int32_t n_req, rows;       /* query rows per request */
     int32_t len[ATTN_MAX_LEN]; /* table mode: local keys of each row, cycled; ends at -1 */
     int32_t topk;              /* list mode: entries per row; 0: table mode */
     int32_t none;              /* list mode: percent of entries that are -1 */
 } attn_shape;
+
+/* 8 million slots: 5.5 GB of fp8_ds_mla rows, 9.7 GB of bf16 ones. */
+enum { ATTN_FAR_PAGE = 131072 };
 
 typedef struct attn_expect {
     orc_pool pool;
@@ -43,6 +47,10 @@ void attn_compare(check_case *k, const check_variant *v, check_result *r);
 /* One head of one row against the oracle; spread: the norm of its error is held, too. */
 void attn_compare_head(const attn_args *a, const orc_attn *o, int64_t row, int64_t head, int spread,
                        const check_variant *v, check_result *r);
+
+/* The classes of case_attn_big.c: more rows than a grid has in y, slots past 2^31 bytes. */
+void attn_many_rows(check_case *k, int32_t index);
+void attn_far_slots(check_case *k, int32_t index);
 
 /* The classes of case_attn_same.c. */
 void attn_alone(check_case *k, int32_t index);

@@ -285,11 +285,13 @@ static const check_class g_classes[] = {
     {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL,
      attn_compare},
     {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 4,
-     0, attn_alone, attn_alone_run, attn_compare},
+     CLASS_ORDER, attn_alone, attn_alone_run, attn_compare},
     {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12,
-     4, 0, attn_tree, attn_tree_run, attn_compare},
-    {"fold", "segments of 2048 attended keys fold in order", 8, 2, 0, attn_fold, attn_fold_run,
-     attn_compare},
+     4, CLASS_ORDER, attn_tree, attn_tree_run, attn_compare},
+    {"fold", "segments of 2048 attended keys fold in order", 8, 2, CLASS_ORDER, attn_fold,
+     attn_fold_run, attn_compare},
+    {"many rows", NULL, 2, 0, CLASS_DEVICE, attn_many_rows, NULL, attn_compare},
+    {"far slots", NULL, 6, 2, CLASS_DEVICE, attn_far_slots, NULL, attn_compare},
 };
 
 const check_op check_attn_op = {

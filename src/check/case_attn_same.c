@@ -14,7 +14,7 @@ static void second_outputs(check_case *k)
 {
     const attn_args *a = k->args;
     attn_expect *e = k->expect;
-    e->out2 = case_buf(k, "out2", BUF_OUT, EL_F32, a->n_row * a->out_stride_row, 1);
+    e->out2 = case_buf(k, "out2", BUF_OUT, EL_F32, a->n_row * a->out_stride_row, case_step(k, 4));
     e->lse2 = case_buf(k, "lse2", BUF_OUT, EL_F32, (int64_t)a->n_row * a->n_head, 0);
     case_mark_all(k, e->lse2);
     for (int64_t row = 0; row < a->n_row; row++) {
@@ -141,7 +141,8 @@ static void rank_call(const kern_table *t, check_case *k, dev_queue *q, int64_t 
     const int32_t *list = a.slots;
     const int32_t *count = a.lane_count;
     int32_t *own = case_alloc(k, a.slots_stride, sizeof *own);
-    int32_t own_count[8] = {0};
+    int32_t *own_count = case_alloc(k, 8, sizeof *own_count);
+    memset(own_count, 0, 8 * sizeof *own_count);
     int64_t n_own = 0;
     for (int32_t lane = 0; lane < 8; lane++) {
         if (lane % n == r) {
@@ -158,6 +159,7 @@ static void rank_call(const kern_table *t, check_case *k, dev_queue *q, int64_t 
     a.out_stride_head = VDIM;
     a.lse = p.lse;
     attn_call(t, k, q, &a);
+    case_sync(q);
 }
 
 void attn_tree_run(const kern_table *t, check_case *k, dev_queue *q)
@@ -209,15 +211,17 @@ void attn_fold_run(const kern_table *t, check_case *k, dev_queue *q)
             for (; list < end && n < SEGMENT; list++) {
                 n += *list >= 0;
             }
-            const int32_t count = (int32_t)(list - begin);
+            int32_t *count = case_alloc(k, 1, sizeof *count);
+            *count = (int32_t)(list - begin);
             attn_args a = part_of(k, row, 0, whole->n_head);
             const part p = part_new(k, whole->n_head);
             a.slots = begin;
-            a.lane_count = &count;
+            a.lane_count = count;
             a.out = p.out;
             a.out_stride_head = VDIM;
             a.lse = p.lse;
             attn_call(t, k, q, &a);
+            case_sync(q);
             if (sum.out == NULL) {
                 sum = p;
             } else {

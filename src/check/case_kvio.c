@@ -115,9 +115,11 @@ static void kv_write_run(const kern_table *t, check_case *k, dev_queue *q)
     t->kv_write(k->args, q);
 }
 
-static int64_t elem_align(int32_t fmt)
+/* Bytes by which strides and begins of rows may differ. */
+static int64_t row_unit(const check_case *k, int32_t fmt)
 {
-    return fmt == KVS_KV_F32 ? 4 : fmt == KVS_KV_BF16 ? 2 : 1;
+    const int32_t elem = fmt == KVS_KV_F32 ? 4 : fmt == KVS_KV_BF16 ? 2 : 1;
+    return (int64_t)elem * case_step(k, elem);
 }
 
 /* Shape of case `index`; data and slots come after. */
@@ -133,15 +135,16 @@ static kv_write_args *kv_write_new(check_case *k, int32_t index, int64_t n_tok, 
     static const float k_scales[] = {1.0f, 0.5f, 0.06f, 3.7f};
     a->k_scale = k_scales[gen_pick(r, 4)];
     a->n_tok = n_tok;
-    a->latent_stride = KVS_LATENT_DIM + gen_pick(r, 3);
+    const int32_t step = case_step(k, a->in_type == KVS_DTYPE_F32 ? 4 : 2);
+    a->latent_stride = KVS_LATENT_DIM + step * gen_pick(r, 3);
     a->rope_stride = KVS_ROPE_DIM + gen_pick(r, 2) * 512;
-    const int64_t unit = elem_align(a->fmt);
+    const int64_t unit = row_unit(k, a->fmt);
     a->row_stride = orc_row_bytes(a->fmt) + unit * gen_pick(r, 3);
     a->page_stride = a->row_stride * PAGE + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE - gen_pick(r, 2) * 7;
     const check_elem in = a->in_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16;
-    a->latent = case_buf(k, "latent", BUF_IN, in, n_tok * a->latent_stride, gen_pick(r, 3));
-    a->rope = case_buf(k, "rope", BUF_IN, in, n_tok * a->rope_stride, gen_pick(r, 3));
+    a->latent = case_buf(k, "latent", BUF_IN, in, n_tok * a->latent_stride, step * gen_pick(r, 3));
+    a->rope = case_buf(k, "rope", BUF_IN, in, n_tok * a->rope_stride, step * gen_pick(r, 3));
     a->slot = case_buf(k, "slot", BUF_IN, EL_I64, n_tok, 0);
     a->kv = case_buf(k, "kv", BUF_INOUT, EL_U8, n_page * a->page_stride,
                      (int32_t)unit * gen_pick(r, 5));
@@ -292,13 +295,15 @@ static void index_write_build(check_case *k, int32_t index)
     a->fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8;
     a->in_type = (index / 2) % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     a->n_tok = index % 9 == 8 ? 0 : (int64_t)(n_page * PAGE / 2);
-    a->key_stride = KVS_INDEX_DIM + gen_pick(r, 3);
-    a->page_stride = orc_index_page_bytes(a->fmt) + 4 * gen_pick(r, 40);
+    const int32_t step = case_step(k, a->in_type == KVS_DTYPE_F32 ? 4 : 2);
+    const int32_t unit = 4 * case_step(k, 4);
+    a->key_stride = KVS_INDEX_DIM + step * gen_pick(r, 3);
+    a->page_stride = orc_index_page_bytes(a->fmt) + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE;
     a->key = case_buf(k, "key", BUF_IN, a->in_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16,
-                      a->n_tok * a->key_stride, gen_pick(r, 3));
+                      a->n_tok * a->key_stride, step * gen_pick(r, 3));
     a->slot = case_buf(k, "slot", BUF_IN, EL_I64, a->n_tok, 0);
-    a->keys = case_buf(k, "keys", BUF_INOUT, EL_U8, n_page * a->page_stride, 4 * gen_pick(r, 3));
+    a->keys = case_buf(k, "keys", BUF_INOUT, EL_U8, n_page * a->page_stride, unit * gen_pick(r, 3));
     a->stats = index % 5 == 4 ? NULL : new_stats(k);
     const int edges = strcmp(k->cls->name, "edges") == 0;
     for (int64_t t = 0; t < a->n_tok; t++) {
@@ -405,7 +410,7 @@ static void gather_run(const kern_table *t, check_case *k, dev_queue *q)
 static void gather_pool(check_case *k, gather_args *a, int64_t n_page)
 {
     rng *r = &k->r;
-    const int64_t unit = elem_align(a->fmt);
+    const int64_t unit = row_unit(k, a->fmt);
     a->row_stride = orc_row_bytes(a->fmt) + unit * gen_pick(r, 3);
     a->page_stride = a->row_stride * PAGE + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE;
@@ -484,7 +489,7 @@ static void gather_build(check_case *k, int32_t index)
     e->written = case_alloc(k, e->n_out_row, 1);
     const int64_t size = a->out_type == KVS_DTYPE_F32 ? 4 : 2;
     a->out = case_buf(k, "out", BUF_OUT, size == 4 ? EL_F32 : EL_U16, e->n_out_row * a->out_stride,
-                      gen_pick(r, 3));
+                      case_step(k, (int32_t)size) * gen_pick(r, 3));
     for (int64_t q = 0; q < a->n_req && !k->failed; q++) {
         for (int64_t t = 0; t < a->count[q]; t++) {
             const int64_t to = a->out_begin[q] + t;

@@ -50,24 +50,25 @@ static merge_args *merge_new(check_case *k, const merge_shape *s)
                       .n_head = s->n_head,
                       .dim = s->dim,
                       .out_type = s->out_type};
+    const int64_t size = s->out_type == KVS_DTYPE_BF16 ? 2 : 4;
+    const int32_t step = case_step(k, (int32_t)size) * s->pad;
     a->in_stride_head = s->dim + 4 * s->pad;
     a->in_stride_row = a->in_stride_head * s->n_head + 8 * s->pad;
     a->lse_stride_row = s->n_head + s->pad;
-    a->out_stride_head = s->dim + 2 * s->pad;
-    a->out_stride_row = a->out_stride_head * s->n_head + s->pad;
+    a->out_stride_head = s->dim + 2 * step;
+    a->out_stride_row = a->out_stride_head * s->n_head + step;
     e->part_of = case_alloc(k, s->n_part, sizeof *e->part_of);
     e->lse_of = case_alloc(k, s->n_part, sizeof *e->lse_of);
     for (int32_t p = 0; p < s->n_part; p++) {
-        e->part_of[p] =
-            case_buf(k, out_names[p % 8], BUF_IN, EL_F32, s->n_row * a->in_stride_row, s->pad);
+        e->part_of[p] = case_buf(k, out_names[p % 8], BUF_IN, EL_F32, s->n_row * a->in_stride_row,
+                                 case_step(k, 4) * s->pad);
         e->lse_of[p] =
             case_buf(k, lse_names[p % 8], BUF_IN, EL_F32, s->n_row * a->lse_stride_row, s->pad);
     }
     a->out_in = (const float *const *)e->part_of;
     a->lse_in = (const float *const *)e->lse_of;
-    const int64_t size = s->out_type == KVS_DTYPE_BF16 ? 2 : 4;
     a->out = case_buf(k, "out", BUF_OUT, size == 2 ? EL_U16 : EL_F32, s->n_row * a->out_stride_row,
-                      s->pad);
+                      step);
     for (int64_t row = 0; row < s->n_row; row++) {
         for (int64_t head = 0; head < s->n_head; head++) {
             const int64_t at = row * a->out_stride_row + head * a->out_stride_head;

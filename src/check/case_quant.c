@@ -50,10 +50,11 @@ static void quant_q_build(check_case *k, int32_t index)
     a->n_head = heads[index % 6];
     a->q_type = index % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     a->rule = index / 2 % 3;
-    a->q_stride_head = KVS_ROW_DIM + gen_pick(r, 3);
-    a->q_stride_row = a->q_stride_head * a->n_head + gen_pick(r, 5);
+    const int32_t step = case_step(k, a->q_type == KVS_DTYPE_F32 ? 4 : 2);
+    a->q_stride_head = KVS_ROW_DIM + step * gen_pick(r, 3);
+    a->q_stride_row = a->q_stride_head * a->n_head + step * gen_pick(r, 5);
     void *q = case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16,
-                       a->n_row * a->q_stride_row, gen_pick(r, 3));
+                       a->n_row * a->q_stride_row, step * gen_pick(r, 3));
     const int edges = strcmp(k->cls->name, "edges") == 0;
     for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
         const int64_t at = i / a->n_head * a->q_stride_row + i % a->n_head * a->q_stride_head;
@@ -131,8 +132,9 @@ static void index_quant_build(check_case *k, int32_t index)
     a->n_head = heads[index % 8];
     a->q_type = index % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     const int64_t n = (int64_t)a->n_row * a->n_head;
-    void *q = case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16,
-                       n * KVS_INDEX_DIM, gen_pick(r, 3));
+    void *q =
+        case_buf(k, "q", BUF_IN, a->q_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16, n * KVS_INDEX_DIM,
+                 case_step(k, a->q_type == KVS_DTYPE_F32 ? 4 : 2) * gen_pick(r, 3));
     float *w = case_buf(k, "w", BUF_IN, EL_F32, n, gen_pick(r, 3));
     const int edges = strcmp(k->cls->name, "edges") == 0;
     gen_f32(r, w, n, 2.0f);

@@ -30,7 +30,15 @@ const check_op *check_op_of(kern_op op)
 check_variant check_variant_of(const kern_variant *v)
 {
     const int bf16 = strstr(v->name, "bf16") != NULL || strstr(v->name, "amx") != NULL;
-    const check_variant cv = {v->name, bf16 ? 0x1p-8 : 0.0, bf16};
+    /* A CUDA kernel may round to fp16 (2^-11) or bf16, and flushes nothing. */
+    const check_variant cv = {
+        .name = v->name,
+        .u_p = bf16 || v->place == KERN_CUDA ? 0x1p-8 : 0.0,
+        .bf16 = bf16,
+        .place = v->place,
+        .dot_u = (double)v->dot_u,
+        .key_u = (double)v->key_u,
+    };
     return cv;
 }
 
@@ -114,6 +122,8 @@ typedef struct live_variant {
     kern_table table;
     int listed; /* gets rows; the reference runs for comparison even when it is not asked for */
     check_result result;
+    int32_t n_refused; /* cases of the class that are not for it */
+    char refused[96];  /* why the first one is not */
 } live_variant;
 
 typedef struct op_run {
@@ -146,6 +156,7 @@ static void add_variant(check_run *c, op_run *o, const kern_variant *v)
     live_variant *l = &o->live[o->n_live];
     memset(l, 0, sizeof *l);
     v->apply(&l->table);
+    l->table.variant[v->op] = v->name;
     if (!o->op->filled(&l->table)) {
         check_row(c, op, v->name, "-", 1, NULL,
                   "the variant is listed but sets no function for this op");
@@ -160,8 +171,21 @@ static void add_variant(check_run *c, op_run *o, const kern_variant *v)
     }
     l->v = v;
     l->cv = check_variant_of(v);
-    l->listed = asked;
+    l->listed = asked && (c->queue == NULL || v->place == KERN_CUDA);
     o->n_live++;
+}
+
+/* Whether the built case is for the variant; counts those that are not. */
+static int takes_case(live_variant *l, const check_case *k)
+{
+    const char *why = l->v->refuses != NULL ? l->v->refuses(k->args) : NULL;
+    if (why != NULL) {
+        if (l->n_refused++ == 0) {
+            snprintf(l->refused, sizeof l->refused, "%s", why);
+        }
+        return 0;
+    }
+    return (k->cls->flags & CLASS_DEVICE) == 0 || l->v->place == KERN_CUDA;
 }
 
 static kvs_status run_case(check_run *c, op_run *o, const check_class *cls, int32_t index,
@@ -169,15 +193,25 @@ static kvs_status run_case(check_run *c, op_run *o, const check_class *cls, int3
 {
     check_case k;
     const uint64_t seed = c->cfg->conformance ? 0 : c->cfg->seed;
-    TRY(case_open(&k, o->op, cls, index, seed, c->cfg->quick, err));
-    const kvs_status st = case_build(&k, err);
+    TRY(case_open(&k, o->op, cls, index, seed, c->cfg->quick, c->queue, err));
+    kvs_status st = case_build(&k, err);
     for (int32_t i = 0; i < o->n_live && st == KVS_OK; i++) {
         live_variant *l = &o->live[i];
-        if (l->listed || cls->same_bits) {
+        const int wanted =
+            l->listed ? (cls->flags & CLASS_ORDER) == 0 || (l->v->flags & KERN_FREE_ORDER) == 0
+                      : (cls->flags & CLASS_SAME_BITS) != 0;
+        if (wanted && takes_case(l, &k)) {
             case_run(&k, &l->cv, &l->table, i == 0, c->workers, NULL, &l->result);
         }
+        if (k.broken) {
+            st = err_set(err, KVS_DEVICE, "%s %s, %s, case %d: %.120s; the device cannot go on",
+                         kern_op_name(o->op->op), l->v->name, cls->name, (int)index,
+                         l->result.first);
+        }
     }
-    case_close(&k);
+    if (!k.broken) {
+        case_close(&k);
+    }
     return st;
 }
 
@@ -185,7 +219,8 @@ static kvs_status run_case(check_run *c, op_run *o, const check_class *cls, int3
 static int32_t class_cases(const check_run *c, const check_class *cls)
 {
     if ((c->cfg->conformance && cls->rule == NULL) ||
-        (c->only.cls != NULL && strcmp(c->only.cls, cls->name) != 0)) {
+        (c->only.cls != NULL && strcmp(c->only.cls, cls->name) != 0) ||
+        ((cls->flags & CLASS_DEVICE) != 0 && c->queue == NULL)) {
         return 0;
     }
     const int32_t n = c->cfg->quick ? cls->n_quick : cls->n_case;
@@ -196,30 +231,49 @@ kvs_status check_report(check_run *c, const char *op, const char *what, kvs_erro
 {
     char text[96];
     snprintf(text, sizeof text, "%s %s", op, what);
-    const int stop = c->cfg->progress != NULL &&
-                     c->cfg->progress(c->cfg->ctx, text, c->n_done, c->n_total) != 0;
+    const int stop =
+        c->cfg->progress != NULL && c->cfg->progress(c->cfg->ctx, text, c->n_done, c->n_total) != 0;
     c->n_done++;
     return stop ? err_set(err, KVS_CANCELLED, "check: ended in %s", text) : KVS_OK;
+}
+
+static void class_row(check_run *c, const op_run *o, const check_class *cls, const live_variant *l)
+{
+    const check_result *r = &l->result;
+    const char *op = kern_op_name(o->op->op);
+    char note[160];
+    if (r->n_case > 0) {
+        snprintf(note, sizeof note, "%d of %d cases left out: %s", (int)l->n_refused,
+                 (int)(l->n_refused + r->n_case), l->refused);
+        check_row(c, op, l->v->name, cls->name, r->n_bad > 0, r,
+                  l->n_refused > 0           ? note
+                  : c->cfg->conformance != 0 ? cls->rule
+                                             : NULL);
+        return;
+    }
+    check_row(c, op, l->v->name, cls->name, 2, NULL,
+              l->n_refused > 0 ? l->refused : "the variant promises no order of sums");
 }
 
 static kvs_status run_class(check_run *c, op_run *o, const check_class *cls, kvs_error *err)
 {
     for (int32_t i = 0; i < o->n_live; i++) {
         memset(&o->live[i].result, 0, sizeof o->live[i].result);
+        o->live[i].n_refused = 0;
     }
     const int32_t n = class_cases(c, cls);
-    for (int32_t i = 0; i < n; i++) {
-        TRY(check_report(c, kern_op_name(o->op->op), cls->name, err));
-        TRY(run_case(c, o, cls, i, err));
+    kvs_status st = KVS_OK;
+    for (int32_t i = 0; i < n && st == KVS_OK; i++) {
+        st = check_report(c, kern_op_name(o->op->op), cls->name, err);
+        st = st == KVS_OK ? run_case(c, o, cls, i, err) : st;
     }
-    for (int32_t i = 0; i < o->n_live && n > 0; i++) {
+    for (int32_t i = 0; i < o->n_live && n > 0 && (st == KVS_OK || st == KVS_DEVICE); i++) {
         const live_variant *l = &o->live[i];
-        if (l->listed) {
-            check_row(c, kern_op_name(o->op->op), l->v->name, cls->name, l->result.n_bad > 0,
-                      &l->result, c->cfg->conformance ? cls->rule : NULL);
+        if (l->listed && (st == KVS_OK || l->result.n_bad > 0)) {
+            class_row(c, o, cls, l);
         }
     }
-    return KVS_OK;
+    return st;
 }
 
 static kvs_status run_op(check_run *c, const check_op *op, kvs_error *err)
@@ -244,6 +298,9 @@ static kvs_status run_op(check_run *c, const check_op *op, kvs_error *err)
     int32_t n_listed = 0; /* a reference that nobody asked for runs only beside one that was */
     for (int32_t i = 0; i < o->n_live; i++) {
         n_listed += o->live[i].listed;
+    }
+    if (n_listed == 0 && c->queue != NULL && st == KVS_OK) {
+        check_row(c, kern_op_name(op->op), "-", "-", 2, NULL, "no CUDA kernel of that name");
     }
     for (int32_t i = 0; i < op->n_class && st == KVS_OK && n_listed > 0; i++) {
         st = run_class(c, o, &op->cls[i], err);
@@ -384,7 +441,14 @@ static kvs_status csv_close(check_run *c, kvs_status st, kvs_error *err)
 kvs_status check_run_variants(const kvs_check_config *cfg, const kern_variant *variants,
                               int32_t n_variant, check_filter only, kvs_error *err)
 {
-    check_run c = {.cfg = cfg, .only = only, .variants = variants, .n_variant = n_variant};
+    return check_run_on(cfg, variants, n_variant, only, NULL, err);
+}
+
+kvs_status check_run_on(const kvs_check_config *cfg, const kern_variant *variants,
+                        int32_t n_variant, check_filter only, dev_queue *queue, kvs_error *err)
+{
+    check_run c = {
+        .cfg = cfg, .only = only, .variants = variants, .n_variant = n_variant, .queue = queue};
     uint32_t cap = 0;
     TRY(cpu_parse_level(cfg->cpu, &cap, err));
     TRY(check_flags(cfg, err));
@@ -426,10 +490,10 @@ static void comm_line(void *ctx, const char *text)
 static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
 {
     if (cfg->op != NULL || cfg->variant != NULL || cfg->cpu != NULL || cfg->conformance ||
-        cfg->selftest || cfg->csv != NULL) {
+        cfg->selftest || cfg->csv != NULL || cfg->device != NULL) {
         return err_set(err, KVS_INVALID,
-                       "check: comm has no op, variant, cpu, conformance, selftest or csv: leave "
-                       "them out");
+                       "check: comm has no op, variant, cpu, conformance, selftest, csv or device: "
+                       "leave them out");
     }
     check_comm_totals t = {0, 0, 0};
     const check_comm_config cc = {
@@ -446,8 +510,8 @@ static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
     }
     if (cfg->line != NULL && (st == KVS_OK || st == KVS_INTERNAL)) {
         char text[96];
-        snprintf(text, sizeof text, "%lld passed, %lld failed, %lld skipped",
-                 (long long)t.n_passed, (long long)t.n_failed, (long long)t.n_skipped);
+        snprintf(text, sizeof text, "%lld passed, %lld failed, %lld skipped", (long long)t.n_passed,
+                 (long long)t.n_failed, (long long)t.n_skipped);
         cfg->line(cfg->ctx, text);
     }
     return st;
@@ -466,6 +530,11 @@ kvs_status kvs_check_run(const kvs_check_config *cfg, kvs_error *err)
     memcpy(&local, cfg, cfg->struct_size < sizeof local ? cfg->struct_size : sizeof local);
     if (local.comm != 0) {
         return run_comm(&local, err);
+    }
+    int32_t cuda = 0;
+    TRY(check_device_parse(local.device, &cuda, err));
+    if (cuda != 0) {
+        return check_run_cuda(&local, err);
     }
     int32_t n = 0;
     const kern_variant *variants = kern_variants(&n);

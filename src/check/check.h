@@ -7,12 +7,14 @@
  *   1  inputs and in-out buffers as built, outputs poisoned with NaN, red zones around every buffer
  *   2  run; the red zones, the inputs and every byte that is not marked must be as before
  *   3  compare() against the oracle
- *   4  run again, and again with two worker threads: the same output bytes
+ *   4  run again, and on the host again with two worker threads: the same output bytes
  *   5  where the class says so: the same output bytes as the reference variant
  * A fault (selftest.c) is planted between 2 and 3, or in a later run, and must end up in the
  * result.
  *
- * A case lives in one mapping that is given back as a whole; nothing in it is freed by itself.
+ * A case lives in one mapping that is given back as a whole; nothing in it is freed by itself. For a
+ * CUDA device it is memory that host and device see at the same address: the reference runs on the host
+ * and the kernels of the device after it, over the same bytes.
  */
 #ifndef KVS_CHECK_CHECK_H
 #define KVS_CHECK_CHECK_H
@@ -35,7 +37,7 @@ typedef struct check_op check_op;
 typedef enum check_kind { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } check_kind;
 typedef enum check_elem { EL_U8, EL_U16, EL_F32, EL_I32, EL_I64, EL_U64 } check_elem;
 
-enum { CHECK_ZONE = 256, CHECK_MAX_BUF = 40, CHECK_MAX_DETAIL = 160 };
+enum { CHECK_ZONE = 256, CHECK_MAX_BUF = 40, CHECK_MAX_DETAIL = 160, CHECK_MAX_FAR = 8 };
 
 typedef struct check_buf {
     const char *name;
@@ -64,6 +66,9 @@ typedef struct check_result {
 /* ---- a case ---------------------------------------------------------------------------------- */
 
 typedef struct check_case {
+    dev_queue
+        *queue; /* not NULL: the case lies where the CUDA device of that queue sees it, and its
+                         addresses and strides keep to steps of 16 bytes */
     const check_op *op;
     const check_class *cls;
     int32_t index;
@@ -73,6 +78,13 @@ typedef struct check_case {
     uint8_t *mem; /* the mapping */
     size_t cap, used;
     int failed; /* the mapping was too small */
+    int broken; /* the device failed: nothing more can be run or looked at */
+    struct {
+        void *p;
+        size_t bytes;
+        int shared;
+    } far[CHECK_MAX_FAR]; /* see case_far */
+    int32_t n_far;
 
     check_buf buf[CHECK_MAX_BUF];
     int32_t n_buf;
@@ -88,14 +100,22 @@ typedef struct check_variant {
     const char *name;
     double u_p;   /* relative error of the one rounded product operand: 2^-8 for bf16, or 0 */
     int32_t bf16; /* products may flush denormals */
+    kern_place place;
+    double dot_u, key_u; /* see kern_variant */
 } check_variant;
+
+enum {
+    CLASS_SAME_BITS = 1, /* every variant gives the reference's bytes */
+    CLASS_ORDER = 2,     /* not for variants with KERN_FREE_ORDER */
+    CLASS_DEVICE = 4     /* too large but for a device; the reference sits it out */
+};
 
 struct check_class {
     const char *name;
     /* The sentence of the contract it pins; NULL: not part of the conformance run. */
     const char *rule;
     int32_t n_case, n_quick;
-    int32_t same_bits; /* every variant gives the reference's bytes */
+    int32_t flags; /* of CLASS_... */
     void (*build)(check_case *k, int32_t index);
     void (*run)(const kern_table *t, check_case *k, dev_queue *q); /* NULL: the op's */
     void (*compare)(check_case *k, const check_variant *v, check_result *r);
@@ -118,13 +138,14 @@ struct check_op {
 const check_op *check_op_of(kern_op op);
 extern const check_op check_attn_op, check_merge_op, check_quant_q_op, check_index_quant_op,
     check_index_score_op, check_topk_op, check_topk_merge_op, check_localise_op, check_kv_write_op,
-    check_index_write_op, check_gather_op, check_norm_op, check_rope_op, check_act_op, check_route_op,
-    check_gemm_op;
+    check_index_write_op, check_gather_op, check_norm_op, check_rope_op, check_act_op,
+    check_route_op, check_gemm_op;
 
 /* ---- case memory (harness.c) ----------------------------------------------------------------- */
 
+/* cuda: a queue of the device that is to see the case; NULL: none. */
 kvs_status case_open(check_case *k, const check_op *op, const check_class *cls, int32_t index,
-                     uint64_t seed, int32_t quick, kvs_error *err);
+                     uint64_t seed, int32_t quick, dev_queue *cuda, kvs_error *err);
 void case_close(check_case *k);
 /* Builds it and takes the copies that inputs are compared with. */
 kvs_status case_build(check_case *k, kvs_error *err);
@@ -135,6 +156,14 @@ void *case_alloc(check_case *k, int64_t n, size_t size);
  * poison. */
 void *case_buf(check_case *k, const char *name, check_kind kind, check_elem elem, int64_t n,
                int32_t skew);
+/* Elements of so many bytes by which skews and strides of rows may differ: 1, or those of 16 bytes where
+ * a device moves rows in such pieces. */
+int32_t case_step(const check_case *k, int32_t elem_bytes);
+/* Memory that is taken page by page as it is touched, for what is large and mostly empty; without red
+ * zones, not compared with what it held, of any content. shared: a device may look at it. */
+void *case_far(check_case *k, int64_t bytes, int shared);
+/* Waits for a call on the device, whose results are to be read before the run ends. */
+void case_sync(dev_queue *q);
 /* The op may write these bytes. */
 void case_mark(check_case *k, const void *p, int64_t bytes);
 void case_mark_all(check_case *k, const void *p);
@@ -208,7 +237,7 @@ double half_ulp_bf16(double x);
 /* ---- single results with their op's bound (case_score.c, case_merge.c, case_gemm.c; case_attn.h) - */
 
 void score_compare_one(const index_score_args *a, const orc_score *o, int64_t row, int64_t col,
-                       check_result *r);
+                       const check_variant *v, check_result *r);
 void merge_compare_head(const merge_args *a, const orc_merge *o, int64_t row, int64_t head,
                         check_result *r);
 /* Output `out` of row `row` of product b. */
@@ -251,6 +280,7 @@ typedef struct check_run {
     int32_t n_variant;
     uint32_t features;
     pool *workers;
+    dev_queue *queue; /* of the CUDA device; NULL: the host */
     FILE *csv;
     kvs_check_result total;
     int64_t n_done, n_total; /* steps, for progress */
@@ -260,6 +290,15 @@ typedef struct check_run {
 /* As kvs_check_run, over a given list of variants: how tests register one. */
 kvs_status check_run_variants(const kvs_check_config *cfg, const kern_variant *variants,
                               int32_t n_variant, check_filter only, kvs_error *err);
+/* The same, with the kernels of a CUDA device among the variants; queue NULL: none. */
+kvs_status check_run_on(const kvs_check_config *cfg, const kern_variant *variants,
+                        int32_t n_variant, check_filter only, dev_queue *queue, kvs_error *err);
+/* As kvs_check_run, on CUDA device 0 (check_cuda.c). */
+kvs_status check_run_cuda(const kvs_check_config *cfg, kvs_error *err);
+/* "cpu" and NULL give 0, "cuda" gives 1. */
+kvs_status check_device_parse(const char *word, int32_t *cuda, kvs_error *err);
+/* One line about the device. */
+void check_describe_device(const dev_cuda_info *i, char *text, size_t cap);
 /* Writes one row: verdict 0 pass, 1 FAIL, 2 skip. */
 void check_row(check_run *c, const char *op, const char *variant, const char *cls, int verdict,
                const check_result *r, const char *note);

@@ -70,7 +70,37 @@ void *case_alloc(check_case *k, int64_t n, size_t size)
     }
     void *p = k->mem + k->used;
     k->used += bytes;
+    if (k->queue != NULL) {
+        memset(p, 0, bytes); /* fresh pages of the host are zero, others need not be */
+    }
     return p;
+}
+
+int32_t case_step(const check_case *k, int32_t elem_bytes)
+{
+    return k->queue != NULL ? 16 / elem_bytes : 1;
+}
+
+void *case_far(check_case *k, int64_t bytes, int shared)
+{
+    shared = shared && k->queue != NULL;
+    void *p = NULL;
+    if (k->n_far < CHECK_MAX_FAR && !k->failed) {
+        p = shared ? dev_cuda_alloc_shared((size_t)bytes) : mem_map_pages((size_t)bytes, 0, NULL);
+    }
+    if (p == NULL) {
+        k->failed = 1;
+        return k->mem;
+    }
+    k->far[k->n_far].p = p;
+    k->far[k->n_far].bytes = (size_t)bytes;
+    k->far[k->n_far++].shared = shared;
+    return p;
+}
+
+void case_sync(dev_queue *q)
+{
+    dev_queue_sync(q);
 }
 
 static int zones_broken(const check_buf *b)
@@ -188,9 +218,10 @@ uint64_t case_counted(const check_case *k, const uint64_t *counter)
 }
 
 kvs_status case_open(check_case *k, const check_op *op, const check_class *cls, int32_t index,
-                     uint64_t seed, int32_t quick, kvs_error *err)
+                     uint64_t seed, int32_t quick, dev_queue *cuda, kvs_error *err)
 {
     memset(k, 0, sizeof *k);
+    k->queue = cuda;
     k->op = op;
     k->cls = cls;
     k->index = index;
@@ -198,8 +229,15 @@ kvs_status case_open(check_case *k, const check_op *op, const check_class *cls, 
     const uint64_t i_class = (uint64_t)(cls - op->cls);
     k->r = rng_init(seed, (uint64_t)op->op << 40 | i_class << 24 | (uint64_t)index);
     k->cap = (size_t)CASE_GIB << 30;
-    k->mem = mem_map_pages(k->cap, 0, err);
-    return k->mem != NULL ? KVS_OK : KVS_NOMEM;
+    if (cuda == NULL) {
+        k->mem = mem_map_pages(k->cap, 0, err);
+        return k->mem != NULL ? KVS_OK : KVS_NOMEM;
+    }
+    k->mem = dev_cuda_alloc_shared(k->cap);
+    return k->mem != NULL
+               ? KVS_OK
+               : err_set(err, KVS_NOMEM,
+                         "check: no %d GiB of memory that the host and the device share", CASE_GIB);
 }
 
 void case_close(check_case *k)
@@ -208,9 +246,21 @@ void case_close(check_case *k)
 #if defined(__SANITIZE_ADDRESS__)
         ASAN_UNPOISON_MEMORY_REGION(k->mem, k->used);
 #endif
-        mem_unmap_pages(k->mem, k->cap);
+        if (k->queue != NULL) {
+            dev_cuda_free_shared(k->mem);
+        } else {
+            mem_unmap_pages(k->mem, k->cap);
+        }
         k->mem = NULL;
     }
+    for (int32_t i = 0; i < k->n_far; i++) {
+        if (k->far[i].shared) {
+            dev_cuda_free_shared(k->far[i].p);
+        } else {
+            mem_unmap_pages(k->far[i].p, k->far[i].bytes);
+        }
+    }
+    k->n_far = 0;
 }
 
 kvs_status case_build(check_case *k, kvs_error *err)
@@ -296,24 +346,29 @@ static void check_surroundings(check_case *k, check_result *r)
     k->scratch_broken = 0;
 }
 
-static void run_once(check_case *k, const kern_table *t, pool *workers, check_result *r)
+static void run_once(check_case *k, const check_variant *v, const kern_table *t, pool *workers,
+                     check_result *r)
 {
     restore(k);
     zones_guard(&k->scratch, 0);
     k->scratch.data = NULL;
-    dev_queue q;
-    dev_queue_init(&q, workers);
+    dev_queue host;
+    dev_queue *q = v->place == KERN_CUDA ? k->queue : &host;
+    dev_queue_init(&host, workers);
     if (k->cls->run != NULL) {
-        k->cls->run(t, k, &q);
+        k->cls->run(t, k, q);
     } else {
-        k->op->run(t, k, &q);
+        k->op->run(t, k, q);
     }
-    if (k->op->settle != NULL) {
-        k->op->settle(k);
-    }
+    case_sync(q);
     kvs_error err;
-    if (dev_queue_check(&q, &err) != KVS_OK) {
+    const kvs_status st = dev_queue_check(q, &err);
+    if (st != KVS_OK) {
         cmp_fail(r, "the queue failed: %s", err.text);
+        k->broken = v->place == KERN_CUDA && st == KVS_DEVICE;
+    }
+    if (k->op->settle != NULL && !k->broken) {
+        k->op->settle(k);
     }
 }
 
@@ -425,7 +480,7 @@ int fault_applies(const check_case *k, fault_kind kind)
     if (kind == FAULT_SCRATCH) {
         return k->has_scratch;
     }
-    if (kind == FAULT_BITS && !k->cls->same_bits) {
+    if (kind == FAULT_BITS && (k->cls->flags & CLASS_SAME_BITS) == 0) {
         return 0;
     }
     for (int32_t i = 0; i < k->n_buf; i++) {
@@ -474,36 +529,52 @@ static void plant_first_run(check_case *k, const check_fault *f)
     }
 }
 
-void case_run(check_case *k, const check_variant *v, const kern_table *t, int is_ref, pool *workers,
-              const check_fault *fault, check_result *r)
+/* Everything but what comes before and after all runs. */
+static void all_runs(check_case *k, const check_variant *v, const kern_table *t, int is_ref,
+                     pool *workers, const check_fault *fault, check_result *r)
 {
-    const size_t mark = k->used;
-    const int64_t bad_before = r->n_bad;
-    r->n_case++;
-    run_once(k, t, NULL, r);
+    run_once(k, v, t, NULL, r);
+    if (k->broken) {
+        return;
+    }
     plant_first_run(k, fault);
     check_surroundings(k, r);
     k->cls->compare(k, v, r);
     keep(k, 0);
     if (is_ref) {
         keep(k, 1);
-    } else if (k->cls->same_bits) {
+    } else if ((k->cls->flags & CLASS_SAME_BITS) != 0) {
         fault_plant(k, fault, FAULT_BITS);
         same_bytes(k, 1, "the reference variant's", r);
     }
-    run_once(k, t, NULL, r);
+    run_once(k, v, t, NULL, r);
+    if (k->broken) {
+        return;
+    }
     fault_plant(k, fault, FAULT_RERUN);
     same_bytes(k, 0, "the first run's", r);
     check_surroundings(k, r);
-    if (workers != NULL) {
-        run_once(k, t, workers, r);
+    if (workers != NULL && v->place == KERN_HOST) {
+        run_once(k, v, t, workers, r);
         fault_plant(k, fault, FAULT_THREAD);
         same_bytes(k, 0, "the run with one worker", r);
         check_surroundings(k, r);
     }
+}
+
+void case_run(check_case *k, const check_variant *v, const kern_table *t, int is_ref, pool *workers,
+              const check_fault *fault, check_result *r)
+{
+    const size_t mark = k->used;
+    const int64_t bad_before = r->n_bad;
+    r->n_case++;
+    all_runs(k, v, t, is_ref, workers, fault, r);
     if (r->n_bad != bad_before && bad_before == 0) {
         const size_t n = strlen(r->first);
         snprintf(r->first + n, sizeof r->first - n, " (case %d)", k->index);
+    }
+    if (k->broken) {
+        return;
     }
     /* restore inputs that a fault or a wrong kernel changed, and give the scratch back */
     for (int32_t i = 0; i < k->n_buf; i++) {

@@ -54,7 +54,7 @@ static kvs_status selftest_class(check_run *c, const check_op *op, const check_c
     memset(&t, 0, sizeof t);
     v->apply(&t);
     check_case k;
-    TRY(case_open(&k, op, cls, 0, c->cfg->seed, 1, err));
+    TRY(case_open(&k, op, cls, 0, c->cfg->seed, 1, NULL, err));
     kvs_status st = case_build(&k, err);
     if (st == KVS_OK) {
         check_result clean;

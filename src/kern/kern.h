@@ -84,12 +84,16 @@ typedef struct kern_variant {
     /* Why these args of the op (attn_args, ...) are not for it; NULL where they are. Looks at shapes,
      * types, strides and alignment, not at data. NULL itself: it takes all that the contract allows. */
     const char *(*refuses)(const void *args);
+    /* What kvspan check allows beyond f32 sums that round to nearest, in units of 2^-24; 0: nothing.
+     * dot_u: of one dot product, times the product of the norms of its two vectors. key_u: of the sum of
+     * n weighted values, times n times that sum's size. */
+    float dot_u, key_u;
 } kern_variant;
 
 /* A variant of the host that keeps the whole contract. */
 #define KERN_VARIANT(op, name, features, apply)                                                         \
     {                                                                                                   \
-        KERN_OP_##op, name, features, apply, KERN_HOST, 0, NULL                                         \
+        KERN_OP_##op, name, features, apply, KERN_HOST, 0, NULL, 0, 0                                   \
     }
 
 const char *kern_op_name(kern_op op);

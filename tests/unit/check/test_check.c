@@ -514,7 +514,7 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
     Y(route, route_no_bias, "random", 12)                                                          \
     Y(route, route_bias_weighs, "random", 12)                                                      \
     Y(route, route_high_ties, "ties", 12)                                                          \
-    X(gemm, gemm_one_scale, "random", 12)                                                         \
+    X(gemm, gemm_one_scale, "random", 12)                                                          \
     X(gemm, gemm_by_company, "alone", 12)
 
 WRONG_SCRATCH(attn, attn_forgets_last)
@@ -575,7 +575,7 @@ static void wrong_variants_fail(void **state)
         check_filter only;
         kern_variant v;
     } wrong[] = {
-#define WRONG_ROW(op, name, cls, n) {#name, {cls, n}, {KERN_OP_##op, "wrong", 0, apply_##name}},
+#define WRONG_ROW(op, name, cls, n) {#name, {cls, n}, KERN_VARIANT(op, "wrong", 0, apply_##name)},
         WRONG_LIST(WRONG_ROW, WRONG_ROW)};
     for (size_t i = 0; i < UNIT_COUNT(wrong); i++) {
         if (!op_wanted(wrong[i].v.op)) {
@@ -626,17 +626,19 @@ static void empty_and_inherited_variants_are_named(void **state)
     (void)state;
     lines l = {.word = "hollow"};
     kvs_check_result result;
-    run_second((kern_variant){KERN_OP_topk, "hollow", 0, apply_nothing}, &l, &result, KVS_INTERNAL);
+    run_second((kern_variant)KERN_VARIANT(topk, "hollow", 0, apply_nothing), &l, &result,
+               KVS_INTERNAL);
     assert_non_null(strstr(l.with, "sets no function"));
     assert_int_equal(result.n_failed, 1);
-    run_second((kern_variant){KERN_OP_topk, "hollow", 0, apply_half}, &l, &result, KVS_INTERNAL);
+    run_second((kern_variant)KERN_VARIANT(topk, "hollow", 0, apply_half), &l, &result,
+               KVS_INTERNAL);
     assert_int_equal(result.n_failed, 1);
     l.word = "heir";
-    run_second((kern_variant){KERN_OP_topk, "heir", 0, apply_ref_topk}, &l, &result, KVS_OK);
+    run_second((kern_variant)KERN_VARIANT(topk, "heir", 0, apply_ref_topk), &l, &result, KVS_OK);
     assert_non_null(strstr(l.with, "inherited"));
     assert_int_equal(result.n_skipped, 1);
     l.word = "future";
-    run_second((kern_variant){KERN_OP_topk, "future", 1u << 31, apply_ref_topk}, &l, &result,
+    run_second((kern_variant)KERN_VARIANT(topk, "future", 1u << 31, apply_ref_topk), &l, &result,
                KVS_OK);
     assert_non_null(strstr(l.with, "skip"));
     assert_int_equal(result.n_skipped, 1);
