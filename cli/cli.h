@@ -81,6 +81,9 @@ void cli_catch_interrupt(void);
 bool cli_interrupted(void);
 /* Forgets an interrupt; the next one sets the flag again, and ends a wait for input. */
 void cli_rearm_interrupt(void);
+/* Around a wait for input: an interrupt ends it, also one that came before the wait began. */
+void cli_read_begin(void);
+void cli_read_end(void);
 
 /* ---- the end --------------------------------------------------------------------------------- */
 

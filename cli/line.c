@@ -53,6 +53,7 @@ static void open_editor(line_reader *l)
 
 static const char *edit_line(line_reader *l, int *n)
 {
+    el_set(l->el, EL_PREP_TERM, 1); /* or keys typed at once behind the prompt are lost */
     const char *s = el_gets(l->el, n);
     if (s != NULL && *n > 1) {
         HistEvent ev;
@@ -90,13 +91,16 @@ const char *line_read(line_reader *l, bool *interrupted)
     int n = 0;
     errno = 0;
     *interrupted = false;
+    cli_read_begin();
 #ifdef KVS_LIBEDIT
     const char *s = l->el != NULL && l->history != NULL ? edit_line(l, &n) : plain_line(l, &n);
 #else
     const char *s = plain_line(l, &n);
 #endif
+    const int why = errno;
+    cli_read_end();
     if (s == NULL || n <= 0) {
-        *interrupted = errno == EINTR || cli_interrupted();
+        *interrupted = why == EINTR || cli_interrupted();
         clearerr(stdin);
         return NULL;
     }

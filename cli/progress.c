@@ -2,9 +2,11 @@
  *
  * The bar shows only where standard error is a terminal, after the first second, and is wiped
  * before anything else is printed. An interrupt sets a flag that long runs ask for between
- * steps; a second one ends the program at once. */
+ * steps; a second one ends the program at once. A read that begins just after an interrupt would not hear of it:
+ * while a line is read, an interrupt is followed by alarms until the reader has noticed. */
 #include "cli/cli.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <time.h>
@@ -15,12 +17,55 @@ enum { BAR_WIDTH = 24 };
 #define SHOW_AFTER_S 1.0
 #define REDRAW_S     0.1
 
-static volatile sig_atomic_t g_interrupted;
+static volatile sig_atomic_t g_interrupted, g_reading;
+static timer_t g_alarm; /* made once */
+static bool g_has_alarm;
+
+enum { ALARM_NS = 20000000 };
+
+static void set_alarm(long ns)
+{
+    const struct itimerspec t = {.it_value.tv_nsec = ns, .it_interval.tv_nsec = ns};
+    timer_settime(g_alarm, 0, &t, NULL);
+}
 
 static void on_interrupt(int sig)
 {
     (void)sig;
     g_interrupted = 1;
+    if (g_reading != 0) {
+        const int keep = errno;
+        set_alarm(ALARM_NS);
+        errno = keep;
+    }
+}
+
+static void on_alarm(int sig)
+{
+    (void)sig; /* the read has ended with EINTR */
+}
+
+void cli_read_begin(void)
+{
+    if (!g_has_alarm) {
+        struct sigaction sa = {.sa_handler = on_alarm};
+        sigemptyset(&sa.sa_mask);
+        sigaction(SIGALRM, &sa, NULL);
+        struct sigevent ev = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+        g_has_alarm = timer_create(CLOCK_MONOTONIC, &ev, &g_alarm) == 0;
+    }
+    g_reading = g_has_alarm;
+    if (g_has_alarm && g_interrupted != 0) {
+        set_alarm(ALARM_NS);
+    }
+}
+
+void cli_read_end(void)
+{
+    g_reading = 0;
+    if (g_has_alarm) {
+        set_alarm(0);
+    }
 }
 
 void cli_catch_interrupt(void)

@@ -18,7 +18,8 @@ typedef struct term {
     size_t n, seen;    /* seen: what former waits have passed over */
 } term;
 
-static void term_open(term *t, const char *max_new)
+static void term_open(term *t, const char *max_new, const char *cpu, const char *system,
+                      const char *reuse)
 {
     *t = (term){.fd = posix_openpt(O_RDWR | O_NOCTTY)};
     assert_true(t->fd >= 0);
@@ -34,7 +35,7 @@ static void term_open(term *t, const char *max_new)
         dup2(s, 2);
         setenv("TERM", "dumb", 1);
         execl(prog_path, "kvspan", "run", "-m", model, "-n", max_new, "--ignore-eos", "--tp", "1",
-              "--cpu", "ref", "--system", "Be brief.", (char *)NULL);
+              "--cpu", cpu, "--system", system, "--reuse", reuse, "--stats", (char *)NULL);
         _exit(99);
     }
 }
@@ -77,7 +78,12 @@ static void ends_with(term *t, int code)
 {
     int status = 0;
     char rest[4096];
-    while (read(t->fd, rest, sizeof rest) > 0) { /* EIO when the program has gone */
+    struct pollfd p = {.fd = t->fd, .events = POLLIN};
+    int ready = 0;
+    while ((ready = poll(&p, 1, 30000)) > 0 && read(t->fd, rest, sizeof rest) > 0) {
+    } /* EIO when the program has gone */
+    if (ready <= 0) {
+        kill(t->pid, SIGKILL);
     }
     while (waitpid(t->pid, &status, 0) < 0) {
         assert_int_equal(errno, EINTR);
@@ -91,7 +97,7 @@ static void turns_follow_each_other_until_the_input_ends(void **state)
 {
     (void)state;
     static term t;
-    term_open(&t, "6");
+    term_open(&t, "6", "ref", "Be brief.", "on");
     wait_for(&t, "Ctrl-D ends.");
     wait_for(&t, "> ");
     type(&t, "Hello\r");
@@ -105,11 +111,51 @@ static void turns_follow_each_other_until_the_input_ends(void **state)
     ends_with(&t, 0);
 }
 
+/* Reads up to `end` and returns what came before it, without what was seen. */
+static const char *before(term *t, const char *end)
+{
+    static char text[sizeof t->out];
+    const size_t from = t->seen;
+    wait_for(t, end);
+    const size_t n = t->seen - from;
+    memcpy(text, t->out + from, n);
+    text[n] = '\0';
+    return text;
+}
+
+static void a_turn_reads_only_what_is_new(void **state)
+{
+    (void)state;
+    static term t;
+    char system[730]; /* some 550 tokens */
+    for (size_t i = 0; i < sizeof system; i++) {
+        system[i] = i % 7 == 6 ? ' ' : (char)('a' + (int)(i * i % 23));
+    }
+    system[sizeof system - 1] = '\0';
+    for (int off = 0; off < 2; off++) {
+        term_open(&t, "6", "avx512bf16", system, off ? "off" : "on");
+        wait_for(&t, "Ctrl-D ends.");
+        wait_for(&t, "> ");
+        type(&t, "Hello\r");
+        wait_for(&t, "\n");
+        assert_null(strstr(before(&t, "\nmemory"), "in the cache")); /* before the last line */
+        wait_for(&t, "\n> ");
+        type(&t, "And again?\r");
+        wait_for(&t, "\n");
+        const char *second = before(&t, "\nmemory");
+        assert_non_null(strstr(second, "prompt "));
+        assert_true((strstr(second, "; 512 before them were in the cache") != NULL) == (off == 0));
+        wait_for(&t, "\n> ");
+        type(&t, "\x04");
+        ends_with(&t, 0);
+    }
+}
+
 static void an_interrupt_stops_the_answer_and_not_the_program(void **state)
 {
     (void)state;
     static term t;
-    term_open(&t, "2000");
+    term_open(&t, "2000", "ref", "Be brief.", "on");
     wait_for(&t, "Ctrl-D ends.");
     wait_for(&t, "> ");
     type(&t, "Hello\r");
@@ -127,6 +173,23 @@ static void an_interrupt_stops_the_answer_and_not_the_program(void **state)
     ends_with(&t, 0);
 }
 
+/* The moment between the prompt and the wait for a key is short: several tries. */
+static void a_key_right_behind_the_prompt_counts(void **state)
+{
+    (void)state;
+    static term t;
+    for (int i = 0; i < 12; i++) {
+        term_open(&t, "6", "ref", "Be brief.", "on");
+        wait_for(&t, "\n> ");
+        if (i % 2 == 0) {
+            type(&t, "\x03");
+            wait_for(&t, "> ");
+        }
+        type(&t, "\x04");
+        ends_with(&t, 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3) {
@@ -137,6 +200,8 @@ int main(int argc, char **argv)
     model = argv[2];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(turns_follow_each_other_until_the_input_ends),
+        cmocka_unit_test(a_turn_reads_only_what_is_new),
+        cmocka_unit_test(a_key_right_behind_the_prompt_counts),
         cmocka_unit_test(an_interrupt_stops_the_answer_and_not_the_program),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
