@@ -10,13 +10,24 @@
  * bounds; over n keys in steps of 16 it is (17/2 + 2) / 32 n, about n / 3. */
 #include "kern/cuda/cuda.h"
 
-static void apply_merge(kern_table *t)
-{
-    t->merge = merge_sm90;
-}
+#define SM90_APPLY(op)                                                                                  \
+    static void apply_##op(kern_table *t)                                                               \
+    {                                                                                                   \
+        t->op = op##_sm90;                                                                              \
+    }
+SM90_APPLY(merge)
+SM90_APPLY(quant_q)
+SM90_APPLY(index_quant)
+SM90_APPLY(kv_write)
+SM90_APPLY(index_write)
+SM90_APPLY(gather)
+
+/* Kernels that give the reference's bits. */
+#define SM90_EXACT(op) {KERN_OP_##op, "sm90", 0, apply_##op, KERN_CUDA, 0, op##_refuses_sm90, 0, 0}
 
 static const kern_variant g_variants[] = {
-    {KERN_OP_merge, "sm90", 0, apply_merge, KERN_CUDA, 0, merge_refuses_sm90, 0, 0},
+    SM90_EXACT(merge),    SM90_EXACT(quant_q),     SM90_EXACT(index_quant),
+    SM90_EXACT(kv_write), SM90_EXACT(index_write), SM90_EXACT(gather),
 };
 
 const kern_variant *cuda_variants(int32_t *n)
