@@ -58,6 +58,9 @@ typedef struct cli_output {
     size_t n;
 } cli_output;
 
+/* Whether something is there that is no regular file. */
+bool cli_is_special(const char *path);
+
 /* Returns false, with a message, when there is no memory or no file can be made there. Before the work. */
 bool cli_output_open(cli_output *o, const char *path);
 /* Returns an exit code, CLI_OK when the text is in place. */

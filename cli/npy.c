@@ -36,6 +36,13 @@ bool npy_open(npy *a, const char *path, int32_t n_col)
     if (path == NULL) {
         return true;
     }
+    if (strcmp(path, "-") == 0 || cli_is_special(path)) {
+        cli_fail(CLI_FAILED,
+                 "--logits %s: the number of rows is written last, in front of them: name a "
+                 "regular file",
+                 path);
+        return false;
+    }
     const size_t cap = strlen(path) + 32;
     a->temp = malloc(cap);
     if (a->temp == NULL) {

@@ -29,8 +29,7 @@ static bool write_all(int fd, const char *text, size_t n)
     return true;
 }
 
-/* What is there already is no regular file. */
-static bool is_special(const char *path)
+bool cli_is_special(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
@@ -68,7 +67,12 @@ static int create_beside(const char *path, char temp[PATH_BYTES])
 /* Long work must not end at a file that could never be written. */
 static bool can_create(const char *path)
 {
-    if (strcmp(path, "-") == 0 || is_special(path)) {
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        cli_fail(CLI_FAILED, "%s: is a folder: name a file", path);
+        return false;
+    }
+    if (strcmp(path, "-") == 0 || cli_is_special(path)) {
         return true;
     }
     char temp[PATH_BYTES];
@@ -129,7 +133,7 @@ int cli_output_commit(cli_output *o)
     } else if (strcmp(o->path, "-") == 0) {
         fwrite(o->text, 1, o->n, stdout); /* cli_close_stdout sees a failure */
     } else {
-        code = is_special(o->path) ? write_special(o) : write_replacing(o);
+        code = cli_is_special(o->path) ? write_special(o) : write_replacing(o);
     }
     cli_output_drop(o);
     return code;

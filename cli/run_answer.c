@@ -45,7 +45,9 @@ static void show(work *w, const char *text, size_t n)
     fwrite(text, 1, n, w->a->text_f);
     if (w->r->show && n > 0) {
         fwrite(text, 1, n, stdout);
-        fflush(stdout);
+        if (fflush(stdout) != 0) {
+            w->failed = true; /* cli_close_stdout says why */
+        }
     }
 }
 

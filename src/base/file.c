@@ -277,10 +277,20 @@ void file_unmap_sparse(void *p, size_t bytes)
     }
 }
 
+/* A device or a pipe would lose its name to the new file. */
+static bool is_replaceable(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) != 0 || S_ISREG(st.st_mode);
+}
+
 kvs_status file_replace_begin(file_replace *r, const char *path, kvs_error *err)
 {
     static atomic_uint serial;
     *r = (file_replace){.f = {.fd = -1}};
+    if (!is_replaceable(path)) {
+        return err_set(err, KVS_IO, "%s: is there and no regular file; give another name", path);
+    }
     char tail[48];
     snprintf(tail, sizeof tail, ".tmp-%ld-%u", (long)getpid(), atomic_fetch_add(&serial, 1));
     char *target = dup_text(path, "");

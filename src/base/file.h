@@ -52,7 +52,8 @@ void file_map_want(const file_map *m, size_t off, size_t n);
 kvs_status file_map_sparse(void **p, const char *dir, size_t bytes, kvs_error *err);
 void file_unmap_sparse(void *p, size_t bytes);
 
-/* Replaces a file in one step: write to `f` (a new file beside the target), then commit. Before the
+/* Replaces a regular file in one step, or makes it: write to `f` (a new file beside the target), then commit; a
+ * folder, a device or a pipe is refused. Before the
  * commit has returned KVS_OK the target is what it was; after it, the new content is on disk under
  * the name. After abort, or a commit that failed, the target is what it was and nothing is left
  * behind; except when only the sync of the folder failed: then the new content is in place, but a

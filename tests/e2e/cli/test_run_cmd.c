@@ -379,6 +379,53 @@ static void a_json_file_that_cannot_be_made_is_told_first(void **state)
     prog_free(&p);
 }
 
+/* A device or a folder is no place for a file that is replaced; told before the work, and left as it is. */
+static void files_to_write_are_looked_at_first(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/kvspan-run-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    char fifo[64];
+    snprintf(fifo, sizeof fifo, "%s/p", dir);
+    assert_int_equal(mkfifo(fifo, 0666), 0);
+    const char *const cell[][3] = {{"--logits", fifo, "name a regular file"},
+                                   {"--logits", dir, "name a regular file"},
+                                   {"--logits", "-", "name a regular file"},
+                                   {"--json", dir, "is a folder"}};
+    for (size_t i = 0; i < UNIT_COUNT(cell); i++) {
+        prog p = RUN("run", "-m", model, "-p", "x", "-n", "2", cell[i][0], cell[i][1]);
+        assert_string_equal(p.out, "");
+        prog_expect(p, 1, cell[i][2]);
+    }
+    struct stat st;
+    assert_int_equal(stat(fifo, &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    unlink(fifo);
+    assert_int_equal(rmdir(dir), 0); /* nothing else is in it */
+}
+
+static void an_answer_that_nobody_can_read_ends(void **state)
+{
+    (void)state;
+    if (access("/dev/full", W_OK) != 0) {
+        skip();
+    }
+    char path[] = "/tmp/kvspan-run-XXXXXX";
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    char command[700];
+    snprintf(command, sizeof command,
+             "%s run -m %s -p Hello -n 30 --ignore-eos --stats >/dev/full 2>%s", prog_path, model,
+             path);
+    const int status = system(command);
+    assert_int_equal(WEXITSTATUS(status), 1);
+    char *said = prog_read(path);
+    assert_string_equal(said, "kvspan: standard output: cannot write: No space left on device\n");
+    free(said);
+    unlink(path);
+}
+
 static void refusals_say_what_would_work(void **state)
 {
     (void)state;
@@ -502,6 +549,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_conversation_is_put_into_the_models_form),
         cmocka_unit_test(a_place_of_the_prompt_is_found_in_the_selection),
         cmocka_unit_test(a_json_file_that_cannot_be_made_is_told_first),
+        cmocka_unit_test(files_to_write_are_looked_at_first),
+        cmocka_unit_test(an_answer_that_nobody_can_read_ends),
         cmocka_unit_test(refusals_say_what_would_work),
         cmocka_unit_test(drafts_need_a_draft_layer),
         cmocka_unit_test(options_have_their_variables_and_notes),

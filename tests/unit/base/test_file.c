@@ -278,9 +278,12 @@ static void a_full_disk_leaves_the_old_file(void **state)
     assert_int_equal(got, KVS_IO);
     assert_non_null(strstr(err.text, "cannot write: File too large"));
     assert_int_equal(n_entries(), n0);
-    /* A folder is no file to replace: the rename fails after everything was written. */
+    /* A folder that comes up in its place: the rename fails after everything was written. */
+    file_replace r;
+    assert_int_equal(file_replace_begin(&r, at("d"), &err), KVS_OK);
+    assert_int_equal(file_pwrite(&r.f, "x", 1, 0, &err), KVS_OK);
     assert_int_equal(mkdir(at("d"), 0777), 0);
-    assert_int_equal(file_write_all(at("d"), "x", 1, &err), KVS_IO);
+    assert_int_equal(file_replace_commit(&r, &err), KVS_IO);
     assert_non_null(strstr(err.text, "rename"));
     assert_int_equal(rmdir(at("d")), 0);
     assert_int_equal(n_entries(), n0);
@@ -293,6 +296,26 @@ static void a_full_disk_leaves_the_old_file(void **state)
     assert_int_equal(file_read_all(at("t"), 100, &data, &n, NULL), KVS_OK);
     assert_int_equal(n, 0);
     mem_free(data);
+}
+
+static void what_is_no_regular_file_keeps_its_name(void **state)
+{
+    (void)state;
+    kvs_error err = {0};
+    assert_int_equal(mkdir(at("d"), 0777), 0);
+    assert_int_equal(mkfifo(at("p"), 0666), 0);
+    const int n0 = n_entries();
+    static const char *const name[] = {"d", "p"};
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(file_write_all(at(name[i]), "x", 1, &err), KVS_IO);
+        assert_non_null(strstr(err.text, "no regular file"));
+    }
+    assert_int_equal(n_entries(), n0);
+    struct stat st;
+    assert_int_equal(stat(at("p"), &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    assert_int_equal(unlink(at("p")), 0);
+    assert_int_equal(rmdir(at("d")), 0);
 }
 
 static void no_memory_is_an_error_without_a_leak(void **state)
@@ -334,6 +357,7 @@ int main(void)
         cmocka_unit_test(sparse_mapping_passes_4_gib),
         cmocka_unit_test(replacement_is_all_or_nothing),
         cmocka_unit_test(a_full_disk_leaves_the_old_file),
+        cmocka_unit_test(what_is_no_regular_file_keeps_its_name),
         cmocka_unit_test(no_memory_is_an_error_without_a_leak),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
