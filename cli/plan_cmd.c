@@ -146,6 +146,9 @@ static void print_process(const kvs_plan *p)
     printf("\none process with %d rank%s\n", p->tp, p->tp == 1 ? "" : "s");
     line_gb("weights, once", p->process_weights, "as stored, and what is made of them");
     line_gb("workspaces", p->process_workspace, "");
+    if (p->tp > 1) {
+        line_gb("messages", p->process_messages, "between its ranks");
+    }
     snprintf(note, sizeof note, "%d x %" PRId64 " tokens; taken as they fill", p->seqs, p->ctx);
     line_gb("cache, full", p->process_cache, note);
     line_gb("together", p->process_bytes, "and some 10 MB of the program itself");
@@ -265,8 +268,9 @@ static json_t *json_rank(const kvs_plan *p)
 
 static json_t *json_process(const kvs_plan *p)
 {
-    return json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)p->process_weights, "workspace",
-                     (json_int_t)p->process_workspace, "cache", (json_int_t)p->process_cache,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)p->process_weights,
+                     "workspace", (json_int_t)p->process_workspace, "messages",
+                     (json_int_t)p->process_messages, "cache", (json_int_t)p->process_cache,
                      "total", (json_int_t)p->process_bytes);
 }
 
@@ -339,8 +343,11 @@ static void about_text(char *about, size_t cap)
 {
     size_t n = (size_t)snprintf(about, cap,
                                 "Works out what a model, its KV cache and a number of devices need "
-                                "and what fits, without either.\nExit code 1 when the settings "
-                                "would be refused. Presets:\n ");
+                                "and what fits, without either.\nThe bytes are those that an engine "
+                                "with these settings takes. For kvspan run on this\nmachine say "
+                                "--tp as there: \"one process\" is what it comes to when the context "
+                                "is full.\nExit code 1 when the settings would be refused. "
+                                "Presets:\n ");
     for (int32_t i = 0; kvs_plan_preset(i) != NULL && n < cap; i++) {
         n += (size_t)snprintf(about + n, cap - n, "%s %s", i > 0 ? "," : "", kvs_plan_preset(i));
     }
@@ -348,7 +355,7 @@ static void about_text(char *about, size_t cap)
 
 int cli_plan(int argc, char **argv)
 {
-    char about[512];
+    char about[768];
     about_text(about, sizeof about);
     kvs_options *o = NULL;
     int code = cli_options(&o, "plan", argc, argv, k_usage, about);

@@ -169,6 +169,7 @@ typedef struct kvs_plan {
      * program itself comes on top, some 10 MB with a tokenizer. */
     int64_t process_weights;   /* weights and copies, once for all ranks */
     int64_t process_workspace; /* of all ranks */
+    int64_t process_messages;  /* copies of what ranks send each other, once the largest have been sent */
     int64_t process_cache;     /* pools of all ranks, full */
     int64_t process_bytes;     /* their sum */
 } kvs_plan;

@@ -46,7 +46,12 @@ typedef enum comm_op {
 /* "all_gather", ...; "?" outside the list. */
 const char *comm_op_name(int32_t op);
 
-enum { COMM_MAX_THREADS = 64 };
+enum {
+    COMM_MAX_THREADS = 64,
+    /* what a rank that is a thread holds of what it sends: so many times its largest message of a group, since
+     * peers may still read one while the next is laid out */
+    COMM_THREAD_STAGING = 2
+};
 
 typedef struct comm_config {
     int32_t

@@ -76,6 +76,7 @@ typedef struct dcp_workspace {
     int64_t context;   /* rows of a context block, its partials                                        */
     int64_t kernel;    /* scratch of the kernels                                                       */
     int64_t total;
+    int64_t message;   /* not part of total: the most that a rank hands its group in one collective    */
 } dcp_workspace;
 
 struct kvs_dcp {

@@ -198,6 +198,29 @@ static int64_t kernel_scratch(const shape *h, const kern_table *kern)
     return (int64_t)most;
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The largest of the collectives of attend.c, select.c and context.c, as a rank hands it over: one copy of what
+ * goes to all alike, a padded part for each peer of what does not. */
+static int64_t message_of(const shape *h, const dcp_layout *l)
+{
+    const dcp_setup *s = h->s;
+    if (s->dcp == 1)
+        return 0;
+    const int64_t own = (int64_t)h->chunk * s->head_local;
+    const int64_t scale = s->q_fp8 ? 4 : 0;
+    const int64_t ag_rs = s->exchange == KVS_EXCHANGE_AG_RS;
+    const int64_t part = own * (KVS_LATENT_DIM + (ag_rs ? 0 : 1)) * 4;
+    int64_t most = own * (KVS_ROW_DIM * h->elem + scale);
+    most = larger(most, (s->dcp - 1) * (int64_t)shard_cdiv(part, MEM_ALIGN) * MEM_ALIGN);
+    most = larger(most, ag_rs ? l->bytes[DCP_BUF_NODE_LSE] : 0);
+    most = larger(most, l->bytes[DCP_BUF_CAND_SEND]);
+    return larger(most, l->bytes[DCP_BUF_CTX_LOCAL]);
+}
+
 void dcp_layout_of(const dcp_setup *s, const kern_table *kern, dcp_layout *l)
 {
     memset(l, 0, sizeof *l);
@@ -212,6 +235,7 @@ void dcp_layout_of(const dcp_setup *s, const kern_table *kern, dcp_layout *l)
     l->ctx_pad = h.ctx_pad;
     l->score_rows = h.score_rows;
     l->table_width = h.width;
+    l->message = message_of(&h, l);
 }
 
 static int64_t sum_of(const dcp_layout *l, int first, int last)
@@ -232,6 +256,7 @@ void dcp_layout_sum(const dcp_layout *l, dcp_workspace *out)
     out->context = sum_of(l, DCP_BUF_CTX_LOCAL, DCP_BUF_CTX_LSE2);
     out->kernel = l->bytes[DCP_BUF_SCRATCH];
     out->total = sum_of(l, 0, DCP_N_BUF - 1);
+    out->message = l->message;
 }
 
 kvs_status dcp_workspace_bytes(const dcp_setup *s, const kern_table *kern, dcp_workspace *out,

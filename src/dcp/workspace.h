@@ -50,6 +50,7 @@ typedef struct dcp_layout {
     int64_t bytes[DCP_N_BUF];
     int32_t chunk_rows, ctx_chunk, ctx_pad, score_rows;
     int64_t table_width;
+    int64_t message; /* see dcp_workspace */
 } dcp_layout;
 
 /* Rows of one exchange when a row has this many heads. */

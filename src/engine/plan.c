@@ -447,7 +447,9 @@ static kvs_status size_rank(kvs_plan *p, const sizing *z, kvs_error *err)
     p->pool_bytes = product(n_page, p->page_bytes);
     p->process_workspace = m.workspace_all + p->tp * engine;
     p->process_cache = product(p->pool_bytes, p->tp);
-    p->process_bytes = sum(p->process_weights + p->process_workspace, p->process_cache);
+    p->process_messages = p->tp > 1 ? COMM_THREAD_STAGING * m.messages : 0;
+    p->process_bytes = sum(p->process_weights + p->process_workspace + p->process_messages,
+                           p->process_cache);
     const int64_t left = p->usable_bytes - p->weight_bytes - p->weight_mtp - p->weight_copies -
                          p->workspace_bytes;
     p->cache_bytes = left > 0 ? left : 0;

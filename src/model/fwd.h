@@ -88,6 +88,8 @@ typedef struct fwd_memory {
     int64_t cache;          /* of each rank                                                            */
     int64_t workspace_most; /* of the rank with the most: widths of FFNs and experts differ            */
     int64_t workspace_all;  /* of all ranks together                                                   */
+    int64_t messages;       /* over all ranks: the most that each hands the TP group and its DCP group
+                               in one collective; what a communicator copies of it is not counted above */
 } fwd_memory;
 kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, fwd_memory *out, kvs_error *err);
 

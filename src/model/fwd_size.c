@@ -315,6 +315,22 @@ static kvs_status cache_bytes_of(const hp *h, const fwd_config *cfg, const fwd_s
     return KVS_OK;
 }
 
+/* The most that a rank hands the TP group at once: its sums' blocks for the others, or its part of the logits. */
+static int64_t message_of(const hp *h, const fwd_config *cfg, const fwd_shape *s)
+{
+    if (s->tp == 1)
+        return 0;
+    const int64_t all = (int64_t)cfg->max_rows * h->hidden;
+    const size_t n = (size_t)(all < s->reduce_values ? all : s->reduce_values);
+    int64_t scatter = 0;
+    for (int32_t p = 0; p < s->tp; p++) {
+        const size_t block = (comm_block(n, s->tp, p) * sizeof(float) + MEM_ALIGN - 1) / MEM_ALIGN * MEM_ALIGN;
+        scatter += p == s->rank ? 0 : (int64_t)block;
+    }
+    const int64_t logits = (int64_t)cfg->max_logits * s->vocab_most * (int64_t)sizeof(float);
+    return scatter > logits ? scatter : logits;
+}
+
 kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, fwd_memory *out, kvs_error *err)
 {
     fwd_shape s;
@@ -331,12 +347,14 @@ kvs_status fwd_bytes(const hp *h, const fwd_config *cfg, int32_t tp, fwd_memory 
     TRY(dcp_workspace_bytes(&setup, &kern, &w, err));
     out->workspace_all = 0;
     out->workspace_most = 0;
+    out->messages = 0;
     for (int32_t rank = 0; rank < tp; rank++) {
         TRY(fwd_shape_of(&s, h, cfg, tp, rank, err));
         fwd_sizes z;
         fwd_size_space(&z, h, cfg, &s, &kern);
         const int64_t n = w.total + fwd_place_space(&z, NULL, NULL);
         out->workspace_all += n;
+        out->messages += w.message + message_of(h, cfg, &s);
         out->workspace_most = n > out->workspace_most ? n : out->workspace_most;
     }
     return KVS_OK;

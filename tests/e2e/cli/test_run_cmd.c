@@ -459,6 +459,32 @@ static void refusals_say_what_would_work(void **state)
                 "/nowhere/x.json");
 }
 
+/* Settings that do not go together are a run refused at start, exit code 1, and plan says the same of them; a value
+ * that an option does not have is usage, 2. */
+static void plan_and_run_refuse_alike(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *option, *value;
+        int code;
+    } want[] = {
+        {"--dcp", "3", 1},  {"--dcp", "16", 1},      {"--interleave", "3", 1}, {"--tp", "3", 1},
+        {"--kv", "fp8", 1}, {"--ctx", "99999", 1},   {"--dcp", "0", 2},        {"--mtp", "8", 2},
+        {"--kv", "fp9", 2}, {"--dcp", "three", 2},
+    };
+    for (size_t i = 0; i < UNIT_COUNT(want); i++) {
+        prog run = RUN("run", "-m", model, "-p", "x", want[i].option, want[i].value);
+        prog plan = RUN("plan", "-m", model, "--json", "-", want[i].option, want[i].value);
+        if (run.code != want[i].code || plan.code != want[i].code || run.err[0] == '\0' ||
+            strcmp(run.err, plan.err) != 0) {
+            fail_msg("%s %s: run %d %s, plan %d %s", want[i].option, want[i].value, run.code,
+                     run.err, plan.code, plan.err);
+        }
+        prog_free(&run);
+        prog_free(&plan);
+    }
+}
+
 /* A copy of the model without draft layers. */
 static void drafts_need_a_draft_layer(void **state)
 {
@@ -552,6 +578,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(files_to_write_are_looked_at_first),
         cmocka_unit_test(an_answer_that_nobody_can_read_ends),
         cmocka_unit_test(refusals_say_what_would_work),
+        cmocka_unit_test(plan_and_run_refuse_alike),
         cmocka_unit_test(drafts_need_a_draft_layer),
         cmocka_unit_test(options_have_their_variables_and_notes),
         cmocka_unit_test(an_interrupt_ends_the_answer_and_keeps_it),
