@@ -230,6 +230,7 @@ static kvs_status open_engine(bench_case *c, kvs_engine **e, kvs_error *err)
     ec.exchange = cfg->exchange;
     ec.timeout_ms = cfg->timeout_ms;
     ec.mtp = m->mtp;
+    ec.no_reuse = 1; /* every run reads the whole prompt */
     ec.ctx = c->len + 2 + (c->decode ? (int64_t)c->steps * (1 + m->mtp) : 0);
     ec.cpu = cfg->cpu;
     ec.kernels = cfg->kernels;
