@@ -5,6 +5,8 @@
  * this rank's own heads attend the block. Blocks fold in order with the merge node. A block holds the same
  * rows in the same order for every DCP size, so the bits do not depend on it, nor on how a prompt was cut
  * into steps.
+ *
+ * dcp_context_block gives such blocks to a caller that attends them in another form (model/fwd_heads.c).
  */
 #include <math.h>
 #include <string.h>
@@ -79,6 +81,17 @@ static kvs_status collect_block(kvs_dcp *d, const kvs_cache *c, int32_t layer, i
                (const uint8_t *)d->ctx_wire + (size_t)at * row_bytes, row_bytes);
     }
     return KVS_OK;
+}
+
+kvs_status dcp_context_block(kvs_dcp *d, const kvs_cache *c, int32_t layer, int32_t req, int64_t j,
+                             int64_t seq_len, int32_t *n, kvs_error *err)
+{
+    TRY(dcp_check_cache(d, c, layer, DCP_NO_LAYER, err));
+    if (!d->ctx_rows)
+        return err_set(err, KVS_INVALID, "a block of the context: the handle was opened without DCP_BLOCKS");
+    const ctx_block b = block_of(d, seq_len, j);
+    *n = (int32_t)b.len;
+    return collect_block(d, c, layer, req, b, err);
 }
 
 /* Attention of rows [row0, row0 + n) over d->ctx_rows into part 0. */

@@ -37,7 +37,7 @@ typedef struct dcp_setup {
     int32_t fmt, index_fmt; /* kvs_kv_format, kvs_index_format                                         */
     int32_t exchange;       /* kvs_exchange                                                            */
     int32_t q_fp8, trace, kernel_level;
-    int32_t forms;          /* bits 1 << KVS_ATTEND_*, never 0                                         */
+    int32_t forms;          /* bits 1 << KVS_ATTEND_*, DCP_BLOCKS; never 0                             */
     int32_t q_ready;        /* no staging of queries in another type                                   */
     int32_t max_rows, max_reqs;
     int64_t max_len;
@@ -134,7 +134,8 @@ struct kvs_dcp {
 };
 
 enum {
-    DCP_ALL_FORMS = 1 << KVS_ATTEND_DENSE | 1 << KVS_ATTEND_SPARSE | 1 << KVS_ATTEND_CONTEXT
+    DCP_ALL_FORMS = 1 << KVS_ATTEND_DENSE | 1 << KVS_ATTEND_SPARSE | 1 << KVS_ATTEND_CONTEXT,
+    DCP_BLOCKS = 1 << 8 /* beside the forms: dcp_context_block, for a caller that attends blocks itself */
 };
 
 static inline int dcp_has_form(const dcp_setup *s, kvs_attend how)
@@ -203,6 +204,11 @@ void dcp_attn_args(kvs_dcp *d, const kvs_cache *c, int32_t layer, kvs_attend how
                    int32_t n_row, attn_args *a);
 /* Runs the attention kernel with the handle's scratch and counters. */
 void dcp_attn_run(kvs_dcp *d, attn_args *a);
+/* Positions [512 j, 512 j + 512) of request req of the plan, those below seq_len: their rows, dequantised, in
+ * sequence order, into ctx_rows [512, 576] (f32 with f32 rows, else bf16) on every rank of the group. Returns how
+ * many in *n. With CONTEXT or DCP_BLOCKS among the forms. Collective. */
+kvs_status dcp_context_block(kvs_dcp *d, const kvs_cache *c, int32_t layer, int32_t req, int64_t j,
+                             int64_t seq_len, int32_t *n, kvs_error *err);
 /* KVS_ATTEND_CONTEXT. */
 kvs_status dcp_attend_context(kvs_dcp *d, const kvs_cache *c, int32_t layer, const void *q,
                               kvs_dtype q_type, void *out, kvs_dtype out_type, float *lse,

@@ -84,7 +84,7 @@ static kvs_status resolve_formats(dcp_setup *s, const kvs_dcp_config *cfg, kvs_e
 static kvs_status resolve_calls(dcp_setup *s, const kvs_dcp_config *cfg, kvs_error *err)
 {
     s->forms = or_default(cfg->forms, DCP_ALL_FORMS);
-    if ((s->forms & ~DCP_ALL_FORMS) != 0)
+    if ((s->forms & ~(DCP_ALL_FORMS | DCP_BLOCKS)) != 0)
         return err_set(err, KVS_INVALID,
                        "forms %d: use 0 (all) or the sum of DENSE %d, SPARSE %d, CONTEXT %d", s->forms,
                        1 << KVS_ATTEND_DENSE, 1 << KVS_ATTEND_SPARSE, 1 << KVS_ATTEND_CONTEXT);

@@ -103,13 +103,15 @@ static void layout_exchange(const shape *h, dcp_layout *l)
 static void layout_context(const shape *h, dcp_layout *l)
 {
     const dcp_setup *s = h->s;
-    if (!dcp_has_form(s, KVS_ATTEND_CONTEXT))
+    if (!dcp_has_form(s, KVS_ATTEND_CONTEXT) && !(s->forms & DCP_BLOCKS))
         return;
     int64_t row = KVS_ROW_DIM * h->elem;
     int64_t pairs = (int64_t)h->ctx_chunk * s->head_local;
     l->bytes[DCP_BUF_CTX_LOCAL] = s->dcp > 1 ? h->ctx_pad * row : 0;
     l->bytes[DCP_BUF_CTX_WIRE] = s->dcp > 1 ? h->ctx_pad * row * s->dcp : 0;
     l->bytes[DCP_BUF_CTX_ROWS] = DCP_CONTEXT_BLOCK * row;
+    if (!dcp_has_form(s, KVS_ATTEND_CONTEXT))
+        return;
     l->bytes[DCP_BUF_CTX_LEN] = (int64_t)h->ctx_chunk * 4;
     for (int i = 0; i < 3; i++) {
         l->bytes[DCP_BUF_CTX_PART0 + i] = pairs * KVS_LATENT_DIM * 4;

@@ -112,7 +112,7 @@ kvs_status loop_decode(loop *l, seq **list, int32_t n, kvs_error *err)
         for (int32_t j = 0; j <= s->n_draft; j++) {
             w->logit_row[w->c.n_logit++] = w->c.n_row + j;
         }
-        loop_add(w, s, 1 + s->n_draft, s->n_fed + 1 + s->n_draft, 0);
+        loop_add(w, s, LOOP_GENERATED, 1 + s->n_draft, s->n_fed + 1 + s->n_draft, 0);
     }
     TRY(rank_send(l->r, err));
     int32_t row = 0; /* every row has logits */

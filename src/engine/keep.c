@@ -95,7 +95,9 @@ static int64_t shareable(const loop *l, const seq *k, const seq *s)
     }
     int64_t n = smaller(smaller(same, most), s->n_prompt - 1);
     if (loop_drafts(l, s)) {
-        n = smaller(n, smaller(same - 1, k->n_drafted));
+        /* the draft of a prompt's last row came with the answer */
+        const int64_t drafted = l->keep_prompt ? smaller(k->n_drafted, k->n_prompt - 1) : k->n_drafted;
+        n = smaller(n, smaller(same - 1, drafted));
     }
     return n > 0 ? n / KEEP_UNIT * KEEP_UNIT : 0;
 }

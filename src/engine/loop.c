@@ -130,10 +130,11 @@ bool loop_drafts(const loop *l, const seq *s)
     return l->mtp > 0 && s->limit - s->n_prompt > 2;
 }
 
-void loop_add(rank_work *w, const seq *s, int32_t q_len, int64_t seq_len, int32_t from)
+void loop_add(rank_work *w, const seq *s, loop_rows rows, int32_t q_len, int64_t seq_len, int32_t from)
 {
     const int32_t i = w->c.n_req++;
     w->q_len[i] = q_len;
+    w->n_prompt[i] = rows == LOOP_PROMPT ? q_len : 0;
     w->seq_len[i] = seq_len;
     w->slot[i] = s->slot;
     w->from[i] = from;
@@ -148,7 +149,7 @@ static kvs_status feed_chunk(loop *l, seq *s, int32_t rows, bool last, kvs_error
 {
     rank_work *w = rank_begin(l->r, RANK_STEP, s->n_entry);
     memcpy(w->token, s->token + s->n_fed, (size_t)rows * sizeof *w->token);
-    loop_add(w, s, rows, s->n_fed + rows, rows - 1);
+    loop_add(w, s, LOOP_PROMPT, rows, s->n_fed + rows, rows - 1);
     if (last) {
         w->logit_row[w->c.n_logit++] = rows - 1;
     }

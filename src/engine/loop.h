@@ -19,7 +19,8 @@
  *     pass j   position n_fed - 1 + j, hidden row g of pass j - 1, next token d[j-1]; gives d[j]. With
  *              index_share_mtp the rows attend the selection of pass 0's last row.
  * While a prompt is read each chunk runs a pass 0 over its rows whose next token is known: all but the prompt's
- * last one, which waits in pend for the token it gives.
+ * last one, which waits in pend for the token it gives. Rows of these chunks are prompt rows to the forward pass
+ * (fwd.h), in the main model and in drafts; all others are generated ones.
  */
 #ifndef ENGINE_LOOP_H
 #define ENGINE_LOOP_H
@@ -71,8 +72,9 @@ void loop_fail(loop *l, seq *s, const kvs_error *why);
 /* Whether drafts are made for a request: there is room for one after the first token. */
 bool loop_drafts(const loop *l, const seq *s);
 
-/* Adds request i of n to a command: its table and lengths. */
-void loop_add(rank_work *w, const seq *s, int32_t q_len, int64_t seq_len, int32_t from);
+/* Adds request i of n to a command: its table and lengths. Rows are of the prompt, or generated ones. */
+typedef enum loop_rows { LOOP_GENERATED = 0, LOOP_PROMPT = 1 } loop_rows;
+void loop_add(rank_work *w, const seq *s, loop_rows rows, int32_t q_len, int64_t seq_len, int32_t from);
 
 /* Draws the token after logits row `row` of the last main step and emits it. *ended: the request is over, and
  * *done is its reason, or it failed and is gone (0). */

@@ -26,6 +26,7 @@ static size_t lay_out(rank_work *w, const rank_limits *l, unsigned char *block)
     } part[] = {
         {(void **)&w->seq_len, reqs * sizeof *w->seq_len},
         {(void **)&w->q_len, reqs * sizeof *w->q_len},
+        {(void **)&w->n_prompt, reqs * sizeof *w->n_prompt},
         {(void **)&w->slot, reqs * sizeof *w->slot},
         {(void **)&w->from, reqs * sizeof *w->from},
         {(void **)&w->token, (size_t)l->max_rows * sizeof *w->token},
@@ -137,6 +138,7 @@ static size_t pack_arrays(rank_work *w, unsigned char *pack, bool out)
     } part[] = {
         {w->seq_len, (size_t)c->n_req * sizeof *w->seq_len},
         {w->q_len, (size_t)c->n_req * sizeof *w->q_len},
+        {w->n_prompt, (size_t)c->n_req * sizeof *w->n_prompt},
         {w->slot, (size_t)c->n_req * sizeof *w->slot},
         {w->from, (size_t)c->n_req * sizeof *w->from},
         {w->token, (size_t)c->n_row * sizeof *w->token},
@@ -212,7 +214,7 @@ static kvs_status run_step(rank *r, kvs_error *err)
 {
     const rank_work *w = &r->w;
     const kvs_batch b = batch_of(r);
-    TRY(fwd_step(r->f, &b, w->token, w->logit_row, w->c.n_logit, r->logits, err));
+    TRY(fwd_step(r->f, &b, w->n_prompt, w->token, w->logit_row, w->c.n_logit, r->logits, err));
     if (r->lim.mtp > 0) {
         keep_hidden(r);
     }
@@ -240,8 +242,8 @@ static kvs_status run_draft(rank *r, kvs_error *err)
     const rank_work *w = &r->w;
     const kvs_batch b = batch_of(r);
     gather_hidden(r);
-    TRY(fwd_draft(r->f, 0, &b, w->token, r->hid, w->c.reuse, w->logit_row, w->c.n_logit,
-                  r->draft_logits, w->c.chain != 0 ? r->chain : NULL, err));
+    TRY(fwd_draft(r->f, 0, &b, w->n_prompt, w->token, r->hid, w->c.reuse, w->logit_row,
+                  w->c.n_logit, r->draft_logits, w->c.chain != 0 ? r->chain : NULL, err));
     if (w->c.keep == 0) {
         return KVS_OK;
     }

@@ -53,6 +53,7 @@ typedef struct rank_work {
     rank_cmd c;
     int64_t *seq_len;   /* [n_req]                                                                 */
     int32_t *q_len;     /* [n_req]                                                                 */
+    int32_t *n_prompt;  /* [n_req] rows, from the first, that belong to the prompt                 */
     int32_t *slot;      /* [n_req] STEP, and DRAFT from pend: the request's place in pend          */
     int32_t *from;      /* [n_req] STEP: first row to keep in pend, q_len: none. DRAFT: the request's
                            first row of main or chain                                              */

@@ -11,7 +11,7 @@ kvs_status spec_prefill(loop *l, seq *s, int32_t n, kvs_error *err)
     rank_work *w = rank_begin(l->r, RANK_DRAFT, s->n_entry);
     w->c.source = RANK_MAIN;
     memcpy(w->token, s->token + s->n_fed + 1, (size_t)n * sizeof *w->token);
-    loop_add(w, s, n, s->n_fed + n, 0);
+    loop_add(w, s, LOOP_PROMPT, n, s->n_fed + n, 0);
     TRY(rank_send(l->r, err));
     s->n_drafted = s->n_fed + n;
     return KVS_OK;
@@ -58,7 +58,7 @@ static void add_true_rows(rank_work *w, const seq *s)
 {
     const int32_t n = (int32_t)(s->n_fed - s->n_drafted);
     memcpy(w->token + w->c.n_row, s->token + s->n_drafted + 1, (size_t)n * sizeof *w->token);
-    loop_add(w, s, n, s->n_fed, 0);
+    loop_add(w, s, LOOP_GENERATED, n, s->n_fed, 0);
     w->logit_row[w->c.n_logit++] = w->c.n_row - 1;
 }
 
@@ -105,7 +105,7 @@ kvs_status spec_draft(loop *l, seq **list, int32_t n, kvs_error *err)
         for (int32_t i = 0; i < m; i++) {
             w->token[i] = list[i]->draft[j - 1];
             w->logit_row[w->c.n_logit++] = i;
-            loop_add(w, list[i], 1, list[i]->n_fed + j, g_row[i]);
+            loop_add(w, list[i], LOOP_GENERATED, 1, list[i]->n_fed + j, g_row[i]);
             g_row[i] = i;
         }
         TRY(rank_send(l->r, err));

@@ -18,6 +18,7 @@
 #include "kern/x86/gemm_x86.h"
 #include "kern/x86/index_x86.h"
 #include "kern/x86/merge_x86.h"
+#include "kern/x86/mha_x86.h"
 #include "kern/x86/ops_x86.h"
 
 static const kern_variant g_variants[] = {
@@ -58,6 +59,9 @@ static const kern_variant g_variants[] = {
     KERN_VARIANT(gemm, "avx2", CPU_NEED_AVX2, gemm_apply_avx2),
     KERN_VARIANT(gemm, "avx512", CPU_NEED_AVX512, gemm_apply_avx512),
     KERN_VARIANT(gemm, "avx512bf16", CPU_NEED_AVX512BF16, gemm_apply_avx512bf16),
+    KERN_VARIANT(mha, "avx2", CPU_NEED_AVX2, mha_apply_avx2),
+    KERN_VARIANT(mha, "avx512", CPU_NEED_AVX512, mha_apply_avx512),
+    KERN_VARIANT(mha, "avx512bf16", CPU_NEED_AVX512BF16, mha_apply_avx512bf16),
 #endif
 };
 

@@ -22,6 +22,7 @@
 #include "kern/gemm.h"
 #include "kern/index.h"
 #include "kern/kvio.h"
+#include "kern/mha.h"
 #include "kern/ops.h"
 
 #ifdef __cplusplus
@@ -32,7 +33,7 @@ extern "C" {
 #define KERN_OP_LIST(X)                                                                                 \
     X(attn) X(merge) X(quant_q) X(index_quant) X(index_score) X(topk) X(topk_merge) X(localise)        \
     X(kv_write) X(index_write) X(gather)                                                                \
-    X(norm) X(rope) X(act) X(route) X(gemm)
+    X(norm) X(rope) X(act) X(route) X(gemm) X(mha)
 
 typedef enum kern_op {
 #define KERN_OP_ENUM(name) KERN_OP_##name,
@@ -45,6 +46,8 @@ typedef struct kern_table {
     const char *variant[KERN_N_OP]; /* name of the variant in each slot: "ref", "avx2", ...            */
     attn_fn attn;
     attn_scratch_fn attn_scratch;
+    mha_fn mha;
+    mha_scratch_fn mha_scratch;
     merge_fn merge;
     quant_q_fn quant_q;
     index_quant_fn index_quant;

@@ -45,10 +45,12 @@ void fwd_close(fwd *f);
 /* One step of the main model. b: as kvs_dcp_plan takes it. token: [n_row] ids in [0, vocab). Cache rows of all
  * tokens are written before they are attended. logit_row: [n_logit] rows whose logits are wanted, ascending;
  * logits: [n_logit, vocab] f32, the same on every rank. The hidden rows after the final norm stay in the handle
- * until the next step. Collective. On KVS_INVALID before any work (a token or a page out of range) nothing
+ * until the next step. n_prompt: [n_req] rows of each request, from its first, that belong to its prompt; NULL: none.
+ * On layers without an indexer those take the multi-head form of attention and the others the absorbed one, which
+ * agree to tolerance: what a row gives depends on what it is, not on how it came. Collective. On KVS_INVALID before any work (a token or a page out of range) nothing
  * changed and the group lives on: the check is the same on every rank. */
-kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *token, const int32_t *logit_row,
-                    int32_t n_logit, float *logits, kvs_error *err);
+kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *n_prompt, const int32_t *token,
+                    const int32_t *logit_row, int32_t n_logit, float *logits, kvs_error *err);
 /* [n_row, hidden] f32 of the last fwd_step: RMSNorm(x; model.norm) before any rounding. */
 const float *fwd_hidden(const fwd *f);
 
@@ -59,9 +61,10 @@ const float *fwd_hidden(const fwd *f);
  * reuse 0: the layer's own indexer selects. reuse 1: each row attends the selection kept for its request by
  * fwd_draft_keep (index_share_mtp); its index key is still written; rows whose position is below topk attend
  * everything. Collective. */
-kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *next_token,
-                     const float *hidden, int32_t reuse, const int32_t *logit_row, int32_t n_logit,
-                     float *logits, float *g_out, kvs_error *err);
+kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *n_prompt,
+                     const int32_t *next_token, const float *hidden, int32_t reuse,
+                     const int32_t *logit_row, int32_t n_logit, float *logits, float *g_out,
+                     kvs_error *err);
 /* Keeps, for request i of coming reuse passes (one row each, i < n), the selection of row row[i] of the last
  * fwd_draft with reuse 0. No communication. */
 kvs_status fwd_draft_keep(fwd *f, const int32_t *row, int32_t n, kvs_error *err);

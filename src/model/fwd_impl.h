@@ -1,9 +1,9 @@
 /* model/fwd_impl.h - what the files of the forward pass share: the handle, its workspace, its helpers.
  *
  * The workspace is one block. FWD_SPACE lists every buffer with the phase it lives in: buffers of COMMON are
- * always there, those of the other phases share one place, because a phase never reads another's. Sizes are
- * elements and follow from the hyper-parameters, the config and the rank alone (fwd_size_space), so that a
- * plan knows them without weights.
+ * always there, those of the other phases share one place, because a phase never reads another's; ABSORB and HEADS
+ * are the two forms of attention, and share what lies behind ATTN. Sizes are elements and follow from the
+ * hyper-parameters, the config and the rank alone (fwd_size_space), so that a plan knows them without weights.
  *
  * Operands of products come in two types. A buffer pair NAME_b, NAME_f holds bf16 and f32 forms of one input;
  * the forms that some product asks for are filled (fwd_need).
@@ -17,6 +17,8 @@
 
 enum {
     FWD_ATTEND_PAIRS = 16384,     /* (row, head) pairs whose queries exist at a time, at least one row     */
+    FWD_HEADS_PAIRS = 32768,      /* the same in the multi-head form, which takes all rows and few heads   */
+    FWD_HEADS_MOST = 16,          /* heads whose keys and values are expanded at a time, at least one      */
     FWD_FFN_VALUES = 1 << 22,     /* values of gate and up that exist at a time, at least one row          */
     FWD_REDUCE_VALUES = 1 << 20,  /* values of one sum over ranks, at most                                  */
     FWD_HALF_ROPE = KVS_ROPE_DIM / 2
@@ -36,6 +38,7 @@ enum {
     X(COMMON, int32_t, trace_n)   /* [index layer][R]                                                   */ \
     X(COMMON, int32_t, keep)      /* [reqs, topk] slots kept for reuse                                  */ \
     X(COMMON, int32_t, keep_lane) /* [reqs, 8]                                                          */ \
+    X(COMMON, uint8_t, is_prompt) /* [R] rows that take the multi-head form                             */ \
     X(COMMON, uint8_t, gemm)      /* scratch of products                                                */ \
     X(ATTN, float, q_lat)         /* [R, q_lora]                                                        */ \
     X(ATTN, bf16, q_lat_b)                                                                                 \
@@ -46,12 +49,20 @@ enum {
     X(ATTN, float, index_k)       /* [R, 128]                                                           */ \
     X(ATTN, float, index_q)       /* [R, index heads, 128]                                              */ \
     X(ATTN, float, index_w)       /* [R, index heads]                                                   */ \
-    X(ATTN, float, q)             /* [A, heads, nope + rope]                                            */ \
-    X(ATTN, float, q_nope)        /* [A, heads, nope] in the type of uk                                 */ \
-    X(ATTN, float, q_latent)      /* [A, heads, 512] absorbed, then the attention's output              */ \
-    X(ATTN, uint8_t, q_row)       /* [A, heads, 576] bf16 or f32: what attention takes                  */ \
-    X(ATTN, float, v)             /* [A, heads, v_dim]                                                  */ \
-    X(ATTN, bf16, v_in)           /* [A, heads, v_dim] rounded                                          */ \
+    X(ATTN, bf16, v_in)           /* [A, heads, v_dim] values of all heads, rounded                     */ \
+    X(ABSORB, float, q)           /* [A, heads, nope + rope]                                            */ \
+    X(ABSORB, float, q_nope)      /* [A, heads, nope] in the type of uk                                 */ \
+    X(ABSORB, float, q_latent)    /* [A, heads, 512] absorbed, then the attention's output              */ \
+    X(ABSORB, uint8_t, q_row)     /* [A, heads, 576] bf16 or f32: what attention takes                  */ \
+    X(ABSORB, float, v)           /* [A, heads, v_dim]                                                  */ \
+    X(HEADS, float, hq)           /* [G pairs, nope + rope]                                             */ \
+    X(HEADS, bf16, hq_b)          /* the same rounded, unless rows are f32                              */ \
+    X(HEADS, float, hv)           /* [R, heads, v_dim] what blocks so far give                          */ \
+    X(HEADS, float, h_lse)        /* [G pairs]                                                          */ \
+    X(HEADS, float, h_lat)        /* [512, 512] latents of a block in the type of kv_b                  */ \
+    X(HEADS, float, h_kv)         /* [512, G heads, nope + v_dim] expanded                              */ \
+    X(HEADS, int32_t, h_len)      /* [R] keys of the block that each row attends                        */ \
+    X(HEADS, uint8_t, h_scratch)  /* of the kernel                                                      */ \
     X(FFN, float, gate_up)        /* [F, 2 * inner] of one expert, or of the layer                      */ \
     X(FFN, float, act)            /* [F, inner] in the type of down                                     */ \
     X(FFN, float, expert_out)     /* [F, hidden]                                                        */ \
@@ -92,6 +103,8 @@ typedef struct fwd_shape {
     wt_range vocab;              /* rows of the head                                                    */
     int32_t vocab_most;          /* the most rows of any rank                                           */
     int32_t attend_rows;         /* A                                                                   */
+    int32_t head_pairs;          /* G: (row, head) pairs, and heads, of the multi-head form at a time   */
+    int32_t head_most;
     int32_t ffn_rows;            /* F                                                                   */
     int32_t reduce_values;       /* values of one sum over ranks                                        */
     int32_t n_mtp, n_index;      /* draft layers in use; index layers of the main model                 */
@@ -114,7 +127,7 @@ struct fwd {
     kvs_cache *cache;
     void *block;
     int64_t block_bytes;
-    size_t gemm_bytes;
+    size_t gemm_bytes, heads_bytes; /* of b.gemm and b.h_scratch                                        */
     fwd_space b;
     float inv_freq[FWD_HALF_ROPE];
     int32_t index_of[HP_MAX_LAYER + 8]; /* index layer of a layer of its own, else -1                   */
@@ -146,6 +159,8 @@ void fwd_cast(fwd *f, int32_t n_row, int32_t n, const float *from, int64_t from_
 void fwd_cast_heads(fwd *f, int32_t n_row, int32_t n_head, int32_t n, const float *from,
                     int64_t from_row, int64_t from_head, void *to, int64_t to_row, int64_t to_head,
                     int32_t type);
+/* Rows of a block of the context, f32 or bf16 as `type` says, 576 apart -> n_row latents of 512 for w. */
+void fwd_latents(fwd *f, int32_t n_row, const void *rows, int32_t type, const gemm_mat *w, void *to);
 /* x += y, n values. */
 void fwd_add(fwd *f, int64_t n, float *x, const float *y);
 void fwd_zero(float *x, int64_t n);
@@ -195,8 +210,20 @@ fwd_op fwd_norm(fwd *f, int32_t n_row, int32_t dim, const float *x, int64_t x_st
 /* The sum over ranks of the step's [n_row, hidden] in b.sum, added to the residual stream. */
 kvs_status fwd_add_sum(fwd *f, int32_t n_row, kvs_error *err);
 
+/* Rope of n_row rows of the plan from row0 on: dims [dim0, dim0 + 64) of every head, in place. */
+void fwd_rope(fwd *f, int32_t row0, int32_t n_row, int32_t n_head, int32_t dim0, int interleaved, float *x,
+              int64_t row_stride, int64_t head_stride);
+/* The output product of rows [row0, row0 + n_row), n_row <= A, whose values of all heads are v. */
+void fwd_output(fwd *f, const wt_layer *l, int32_t row0, int32_t n_row, const float *v);
+
 /* One attention layer: `i_layer` counts main layers, then draft layers. reuse: kept selections. */
 kvs_status fwd_attention(fwd *f, const wt_layer *l, int32_t i_layer, int32_t reuse, kvs_error *err);
+
+/* ---- fwd_heads.c ---- */
+
+/* Rows [row0, row0 + n) of the plan, prompt rows of one request; q_in is what q takes, of all rows. */
+kvs_status fwd_attend_heads(fwd *f, const wt_layer *l, int32_t i_layer, fwd_op q_in, int32_t row0,
+                            int32_t n, kvs_error *err);
 
 /* ---- fwd_ffn.c ---- */
 

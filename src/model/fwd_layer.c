@@ -2,7 +2,8 @@
  *
  * An attention layer: norm; latents of keys and queries; cache rows of every token; index keys, and on layers
  * with an indexer the selection; then chunk by chunk of rows: the heads' queries, absorbed, attention over the
- * group's cache, values, output product. What a rank computes of the latents, the index and the selection is
+ * group's cache, values, output product. Prompt rows of a layer without an indexer take the multi-head form
+ * instead (fwd_heads.c). What a rank computes of the latents, the index and the selection is
  * the same on every rank; heads are its own, and their output is summed over ranks.
  */
 #include <string.h>
@@ -79,8 +80,8 @@ kvs_status fwd_add_sum(fwd *f, int32_t n_row, kvs_error *err)
     return KVS_OK;
 }
 
-static void rope(fwd *f, int32_t row0, int32_t n_row, int32_t n_head, int32_t dim0, int interleaved,
-                 float *x, int64_t row_stride, int64_t head_stride)
+void fwd_rope(fwd *f, int32_t row0, int32_t n_row, int32_t n_head, int32_t dim0, int interleaved, float *x,
+              int64_t row_stride, int64_t head_stride)
 {
     const rope_args a = {
         .n_row = n_row,
@@ -105,7 +106,7 @@ static kvs_status write_rows(fwd *f, const wt_layer *l, int32_t i_layer, fwd_op 
     fwd_product(f, &l->kv_a, n, in, f->b.kv, KVS_ROW_DIM);
     norm_to(f, n, KVS_LATENT_DIM, f->b.kv, KVS_ROW_DIM, l->kv_norm, f->s.latent_eps, f->b.latent,
             KVS_DTYPE_F32, KVS_LATENT_DIM);
-    rope(f, 0, n, 1, KVS_LATENT_DIM, 1, f->b.kv, KVS_ROW_DIM, KVS_ROW_DIM);
+    fwd_rope(f, 0, n, 1, KVS_LATENT_DIM, 1, f->b.kv, KVS_ROW_DIM, KVS_ROW_DIM);
     fwd_cast(f, n, KVS_ROPE_DIM, f->b.kv + KVS_LATENT_DIM, KVS_ROW_DIM, f->b.k_rope, KVS_ROPE_DIM,
              KVS_DTYPE_F32);
     return dcp_write(f->d, f->cache, i_layer, f->b.latent, f->b.k_rope, KVS_DTYPE_F32, err);
@@ -131,7 +132,7 @@ static kvs_status write_index(fwd *f, const wt_layer *l, int32_t index_layer, fw
         .y_stride = KVS_INDEX_DIM,
     };
     f->d->kern.norm(&a, &f->d->queue);
-    rope(f, 0, n, 1, 0, f->h->index_interleaved, f->b.index_k, KVS_INDEX_DIM, KVS_INDEX_DIM);
+    fwd_rope(f, 0, n, 1, 0, f->h->index_interleaved, f->b.index_k, KVS_INDEX_DIM, KVS_INDEX_DIM);
     if (f->cfg.hadamard)
         fwd_hadamard(f, n, f->b.index_k);
     return dcp_write_index(f->d, f->cache, index_layer, f->b.index_k, KVS_DTYPE_F32, err);
@@ -172,7 +173,7 @@ static kvs_status select_keys(fwd *f, const wt_layer *l, int32_t index_layer, fw
     const int32_t heads = f->h->n_index_head;
     const int64_t width = (int64_t)heads * KVS_INDEX_DIM;
     fwd_product(f, &l->iq, n, q_lat, f->b.index_q, width);
-    rope(f, 0, n, heads, 0, f->h->index_interleaved, f->b.index_q, width, KVS_INDEX_DIM);
+    fwd_rope(f, 0, n, heads, 0, f->h->index_interleaved, f->b.index_q, width, KVS_INDEX_DIM);
     if (f->cfg.hadamard)
         fwd_hadamard(f, (int64_t)n * heads, f->b.index_q);
     fwd_product(f, &l->iw, n, in, f->b.index_w, heads);
@@ -183,7 +184,7 @@ static kvs_status select_keys(fwd *f, const wt_layer *l, int32_t index_layer, fw
 
 /* A layer's matrices cut to this rank's heads. */
 typedef struct head_mats {
-    gemm_mat q, uk, uv, o;
+    gemm_mat q, uk, uv;
     fwd_op q_in; /* what q takes: the query latent, or the layer's input */
     kvs_attend how;
     int32_t i_layer;
@@ -205,7 +206,6 @@ static head_mats heads_of(const fwd *f, const wt_layer *l, int32_t i_layer, fwd_
         .q = wt_rows(has_latent ? &l->q_b : &l->q, first * f->s.q_dim, last * f->s.q_dim),
         .uk = head_from(&l->uk, l->uk_head, first),
         .uv = head_from(&l->uv, l->uv_head, first),
-        .o = wt_cols(&l->o, first * f->h->v_dim, last * f->h->v_dim),
         .q_in = has_latent ? q_lat : in,
         .how = f->h->n_index_head > 0 ? KVS_ATTEND_SPARSE : KVS_ATTEND_DENSE,
         .i_layer = i_layer,
@@ -220,7 +220,7 @@ static kvs_dtype make_queries(fwd *f, const wt_layer *l, const head_mats *m, int
     const int32_t nope = f->h->nope;
     const int64_t q_row = (int64_t)heads * f->s.q_dim;
     fwd_product(f, &m->q, n, fwd_rows_from(m->q_in, row0), f->b.q, q_row);
-    rope(f, row0, n, heads, nope, 1, f->b.q, q_row, f->s.q_dim);
+    fwd_rope(f, row0, n, heads, nope, 1, f->b.q, q_row, f->s.q_dim);
     fwd_cast_heads(f, n, heads, nope, f->b.q, q_row, f->s.q_dim, f->b.q_nope, (int64_t)heads * nope, nope,
                    (int32_t)fwd_operand(&m->uk));
     fwd_product_heads(f, &m->uk, l->uk_head, heads, n, f->b.q_nope, (int64_t)heads * nope, nope,
@@ -236,6 +236,19 @@ static kvs_dtype make_queries(fwd *f, const wt_layer *l, const head_mats *m, int
     return type;
 }
 
+void fwd_output(fwd *f, const wt_layer *l, int32_t row0, int32_t n_row, const float *v)
+{
+    const int32_t v_dim = f->h->v_dim;
+    const int32_t width = f->s.n_head * v_dim;
+    const gemm_mat o = wt_cols(&l->o, f->s.head0 * v_dim, f->s.head0 * v_dim + width);
+    fwd_op v_in = {NULL, v, width};
+    if (o.type != GEMM_F32) {
+        fwd_cast(f, n_row, width, v, width, f->b.v_in, width, KVS_DTYPE_BF16);
+        v_in.b = f->b.v_in;
+    }
+    fwd_product(f, &o, n_row, v_in, f->b.sum + (int64_t)row0 * f->h->hidden, f->h->hidden);
+}
+
 static kvs_status attend_chunk(fwd *f, const wt_layer *l, const head_mats *m, int32_t row0, int32_t n,
                                kvs_error *err)
 {
@@ -244,15 +257,36 @@ static kvs_status attend_chunk(fwd *f, const wt_layer *l, const head_mats *m, in
     const kvs_dtype q_type = make_queries(f, l, m, row0, n);
     TRY(dcp_attend_rows(f->d, f->cache, m->i_layer, m->how, row0, n, f->b.q_row, q_type,
                         f->b.q_latent, fwd_operand(&m->uv), err));
-    const int64_t v_row = (int64_t)heads * v_dim;
     fwd_product_heads(f, &m->uv, l->uv_head, heads, n, f->b.q_latent, (int64_t)heads * KVS_LATENT_DIM,
-                      KVS_LATENT_DIM, f->b.v, v_row, v_dim);
-    fwd_op v_in = {NULL, f->b.v, v_row};
-    if (m->o.type != GEMM_F32) {
-        fwd_cast(f, n, heads * v_dim, f->b.v, v_row, f->b.v_in, v_row, KVS_DTYPE_BF16);
-        v_in.b = f->b.v_in;
+                      KVS_LATENT_DIM, f->b.v, (int64_t)heads * v_dim, v_dim);
+    fwd_output(f, l, row0, n, f->b.v);
+    return KVS_OK;
+}
+
+/* The first row behind row0 that is not attended in one call with it: rows of the multi-head form are of one
+ * request. */
+static int32_t run_end(const fwd *f, int32_t row0)
+{
+    const dcp_plan *p = &f->d->plan;
+    int32_t row = row0 + 1;
+    while (row < p->n_row && f->b.is_prompt[row] == f->b.is_prompt[row0] &&
+           (!f->b.is_prompt[row] || p->row_req[row] == p->row_req[row0]))
+        row++;
+    return row;
+}
+
+static kvs_status attend(fwd *f, const wt_layer *l, const head_mats *m, kvs_error *err)
+{
+    const int32_t n = f->d->plan.n_row;
+    for (int32_t row0 = 0, end = 0; row0 < n; row0 = end) {
+        end = run_end(f, row0);
+        if (f->b.is_prompt[row0]) {
+            TRY(fwd_attend_heads(f, l, m->i_layer, m->q_in, row0, end - row0, err));
+            continue;
+        }
+        for (int32_t at = row0; at < end; at += f->s.attend_rows)
+            TRY(attend_chunk(f, l, m, at, dcp_min32(f->s.attend_rows, end - at), err));
     }
-    fwd_product(f, &m->o, n, v_in, f->b.sum + (int64_t)row0 * f->h->hidden, f->h->hidden);
     return KVS_OK;
 }
 
@@ -285,7 +319,6 @@ kvs_status fwd_attention(fwd *f, const wt_layer *l, int32_t i_layer, int32_t reu
             TRY(keep_trace(f, index_layer, err));
     }
     const head_mats m = heads_of(f, l, i_layer, in, q_lat);
-    for (int32_t row0 = 0; row0 < n; row0 += f->s.attend_rows)
-        TRY(attend_chunk(f, l, &m, row0, dcp_min32(f->s.attend_rows, n - row0), err));
+    TRY(attend(f, l, &m, err));
     return fwd_add_sum(f, n, err);
 }

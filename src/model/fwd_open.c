@@ -57,6 +57,7 @@ static kvs_status make_memory(fwd *f, kvs_error *err)
     fwd_size_space(&z, f->h, &f->cfg, &f->s, &f->d->kern);
     f->block_bytes = fwd_place_space(&z, NULL, NULL);
     f->gemm_bytes = (size_t)z.gemm;
+    f->heads_bytes = (size_t)z.h_scratch;
     f->block = mem_alloc((size_t)f->block_bytes, MEM_ALIGN);
     if (!f->block)
         return err_set(err, KVS_NOMEM, "workspace of %lld bytes; lower max_rows %d or max_logits %d",

@@ -77,6 +77,37 @@ void fwd_cast(fwd *f, int32_t n_row, int32_t n, const float *from, int64_t from_
     fwd_cast_heads(f, n_row, 1, n, from, from_stride, 0, to, to_stride, 0, type);
 }
 
+typedef struct latent_args {
+    const void *rows;
+    void *to;
+    int32_t type, to_type;
+} latent_args;
+
+static void latent_row(const void *args, int64_t row)
+{
+    const latent_args *a = args;
+    const int64_t from = row * KVS_ROW_DIM;
+    const int64_t at = row * KVS_LATENT_DIM;
+    if (a->type == KVS_DTYPE_F32) {
+        cast_row((const float *)a->rows + from, a->to, at, KVS_LATENT_DIM, a->to_type);
+        return;
+    }
+    const bf16 *x = (const bf16 *)a->rows + from;
+    if (a->to_type == KVS_DTYPE_BF16) {
+        memcpy((bf16 *)a->to + at, x, KVS_LATENT_DIM * sizeof *x);
+        return;
+    }
+    float *y = (float *)a->to + at;
+    for (int32_t i = 0; i < KVS_LATENT_DIM; i++)
+        y[i] = bf16_to_f32(x[i]);
+}
+
+void fwd_latents(fwd *f, int32_t n_row, const void *rows, int32_t type, const gemm_mat *w, void *to)
+{
+    const latent_args a = {rows, to, type, (int32_t)fwd_operand(w)};
+    over_rows(f, latent_row, &a, n_row, KVS_LATENT_DIM);
+}
+
 /* ---- sums ---- */
 
 typedef struct add_args {

@@ -96,6 +96,10 @@ kvs_status fwd_shape_of(fwd_shape *s, const hp *h, const fwd_config *cfg, int32_
     s->vocab = wt_share(h->vocab, tp, rank);
     s->vocab_most = h->vocab / tp + (h->vocab % tp != 0);
     s->attend_rows = at_least_one(FWD_ATTEND_PAIRS / s->n_head, cfg->max_rows);
+    s->head_most = s->n_head < FWD_HEADS_MOST ? s->n_head : FWD_HEADS_MOST;
+    const int64_t pairs = (int64_t)cfg->max_rows * s->head_most;
+    const int32_t fit = cfg->max_rows > FWD_HEADS_PAIRS ? cfg->max_rows : FWD_HEADS_PAIRS;
+    s->head_pairs = pairs < fit ? (int32_t)pairs : fit;
     int32_t widest = width_of(s->inter);
     widest = width_of(s->shared) > widest ? width_of(s->shared) : widest;
     widest = width_of(s->moe) > widest ? width_of(s->moe) : widest;
@@ -128,7 +132,7 @@ kvs_dcp_config fwd_dcp_config(const hp *h, const fwd_config *cfg, int32_t tp)
     c.trace = cfg->trace;
     c.cpu = cfg->cpu;
     c.kernels = cfg->kernels;
-    c.forms = 1 << (h->n_index_head > 0 ? KVS_ATTEND_SPARSE : KVS_ATTEND_DENSE);
+    c.forms = h->n_index_head > 0 ? 1 << KVS_ATTEND_SPARSE : 1 << KVS_ATTEND_DENSE | DCP_BLOCKS;
     c.q_ready = 1;
     return c;
 }
@@ -185,6 +189,7 @@ static int64_t gemm_scratch_of(const hp *h, const fwd_config *cfg, const fwd_sha
         {s->attend_rows, h->nope, KVS_LATENT_DIM, s->n_head},
         {s->attend_rows, KVS_LATENT_DIM, h->v_dim, s->n_head},
         {s->attend_rows, s->n_head * h->v_dim, h->hidden, 1},
+        {DCP_CONTEXT_BLOCK, KVS_LATENT_DIM, s->head_most * (h->nope + h->v_dim), 1},
         {s->ffn_rows, width_of(s->inter), h->hidden, 1},
         {s->ffn_rows, width_of(s->shared), h->hidden, 1},
         {s->ffn_rows, width_of(s->moe), h->hidden, 1},
@@ -222,12 +227,42 @@ static void size_attention(fwd_sizes *z, const hp *h, const fwd_config *cfg, con
         z->index_w = rows * h->n_index_head;
     }
     const int64_t pairs = (int64_t)s->attend_rows * s->n_head;
+    z->v_in = pairs * h->v_dim;
     z->q = pairs * s->q_dim;
     z->q_nope = pairs * h->nope;
     z->q_latent = pairs * KVS_LATENT_DIM;
     z->q_row = pairs * KVS_ROW_DIM * query_bytes(h, cfg);
     z->v = pairs * h->v_dim;
-    z->v_in = z->v;
+}
+
+/* Scratch of the kernel of the multi-head form. */
+static int64_t heads_scratch_of(const hp *h, const fwd_config *cfg, const kern_table *kern)
+{
+    dev_queue q;
+    memset(&q, 0, sizeof q);
+    q.n_worker = cfg->threads < 1 ? 1 : cfg->threads;
+    mha_args a;
+    memset(&a, 0, sizeof a);
+    a.nope = h->nope;
+    a.v_dim = h->v_dim;
+    return (int64_t)kern->mha_scratch(&a, &q);
+}
+
+/* The multi-head form; models with an indexer do without. */
+static void size_heads(fwd_sizes *z, const hp *h, const fwd_config *cfg, const fwd_shape *s,
+                       const kern_table *kern)
+{
+    if (h->n_index_head > 0)
+        return;
+    const int64_t rows = cfg->max_rows;
+    z->hq = (int64_t)s->head_pairs * s->q_dim;
+    z->hq_b = query_bytes(h, cfg) == 2 ? z->hq : 0;
+    z->hv = rows * s->n_head * h->v_dim;
+    z->h_lse = s->head_pairs;
+    z->h_lat = (int64_t)DCP_CONTEXT_BLOCK * KVS_LATENT_DIM;
+    z->h_kv = (int64_t)DCP_CONTEXT_BLOCK * s->head_most * (h->nope + h->v_dim);
+    z->h_len = rows;
+    z->h_scratch = heads_scratch_of(h, cfg, kern);
 }
 
 static void size_ffn(fwd_sizes *z, const hp *h, int64_t rows, const fwd_shape *s)
@@ -269,7 +304,9 @@ void fwd_size_space(fwd_sizes *z, const hp *h, const fwd_config *cfg, const fwd_
         z->keep_lane = (int64_t)cfg->max_reqs * KVS_LANES;
     }
     z->gemm = gemm_scratch_of(h, cfg, s, kern);
+    z->is_prompt = rows;
     size_attention(z, h, cfg, s);
+    size_heads(z, h, cfg, s, kern);
     size_ffn(z, h, rows, s);
     if (s->n_mtp > 0) {
         z->embed = all;
@@ -282,19 +319,21 @@ void fwd_size_space(fwd_sizes *z, const hp *h, const fwd_config *cfg, const fwd_
 
 int64_t fwd_place_space(const fwd_sizes *z, uint8_t *base, fwd_space *b)
 {
-    enum { COMMON, ATTN, FFN, DRAFT, HEAD, N_PHASE };
+    enum { COMMON, ATTN, ABSORB, HEADS, FFN, DRAFT, HEAD, N_PHASE };
     int64_t used[N_PHASE] = {0};
 #define FWD_ADD(phase, type, name)                                                                      \
     used[phase] += (z->name * (int64_t)sizeof(type) + MEM_ALIGN - 1) / MEM_ALIGN * MEM_ALIGN;
     FWD_SPACE(FWD_ADD)
 #undef FWD_ADD
-    int64_t most = 0;
-    for (int phase = ATTN; phase < N_PHASE; phase++)
+    const int64_t form = used[ABSORB] > used[HEADS] ? used[ABSORB] : used[HEADS];
+    int64_t most = used[ATTN] + form;
+    for (int phase = FFN; phase < N_PHASE; phase++)
         most = used[phase] > most ? used[phase] : most;
     const int64_t total = used[COMMON] + most;
     if (!base)
         return total;
-    int64_t at[N_PHASE] = {0, used[COMMON], used[COMMON], used[COMMON], used[COMMON]};
+    const int64_t forms = used[COMMON] + used[ATTN];
+    int64_t at[N_PHASE] = {0, used[COMMON], forms, forms, used[COMMON], used[COMMON], used[COMMON]};
 #define FWD_PUT(phase, type, name)                                                                      \
     b->name = z->name > 0 ? (type *)(void *)(base + at[phase]) : NULL;                                  \
     at[phase] += (z->name * (int64_t)sizeof(type) + MEM_ALIGN - 1) / MEM_ALIGN * MEM_ALIGN;

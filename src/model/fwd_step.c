@@ -21,6 +21,16 @@ static int64_t rows_of(const fwd *f, const kvs_batch *b)
     return n > f->cfg.max_rows ? -1 : n;
 }
 
+static kvs_status check_prompt(const kvs_batch *b, const int32_t *n_prompt, kvs_error *err)
+{
+    for (int32_t i = 0; n_prompt && i < b->n_req; i++) {
+        if (n_prompt[i] < 0 || n_prompt[i] > b->q_len[i])
+            return err_set(err, KVS_INVALID, "request %d: %d prompt rows of %d: use 0 to all of them", i,
+                           n_prompt[i], b->q_len[i]);
+    }
+    return KVS_OK;
+}
+
 static kvs_status check_rows(const fwd *f, int64_t n_row, const int32_t *token, const int32_t *logit_row,
                              int32_t n_logit, const float *logits, kvs_error *err)
 {
@@ -45,15 +55,29 @@ static kvs_status check_rows(const fwd *f, int64_t n_row, const int32_t *token, 
     return KVS_OK;
 }
 
+/* Which rows take the multi-head form: prompt rows, where no layer has an indexer. */
+static void mark_prompt(fwd *f, const kvs_batch *b, const int32_t *n_prompt)
+{
+    int32_t row = 0;
+    for (int32_t i = 0; i < b->n_req; i++) {
+        const int32_t n = n_prompt && f->h->n_index_head == 0 ? n_prompt[i] : 0;
+        for (int32_t j = 0; j < b->q_len[i]; j++, row++)
+            f->b.is_prompt[row] = j < n;
+    }
+}
+
 /* Checks and plans; changes nothing where it fails. */
-static kvs_status prepare(fwd *f, const kvs_batch *b, const int32_t *token, const int32_t *logit_row,
-                          int32_t n_logit, const float *logits, kvs_error *err)
+static kvs_status prepare(fwd *f, const kvs_batch *b, const int32_t *n_prompt, const int32_t *token,
+                          const int32_t *logit_row, int32_t n_logit, const float *logits, kvs_error *err)
 {
     const int64_t n_row = rows_of(f, b);
-    if (n_row >= 0)
+    if (n_row >= 0) {
+        TRY(check_prompt(b, n_prompt, err));
         TRY(check_rows(f, n_row, token, logit_row, n_logit, logits, err));
+    }
     TRY(dcp_plan_batch(f->d, b, err));
     f->draft_rows = -1;
+    mark_prompt(f, b, n_prompt);
     return KVS_OK;
 }
 
@@ -141,10 +165,10 @@ static kvs_status run_step(fwd *f, const int32_t *token, const int32_t *logit_ro
     return dcp_finish(f->d, NULL, err);
 }
 
-kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *token, const int32_t *logit_row,
-                    int32_t n_logit, float *logits, kvs_error *err)
+kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *n_prompt, const int32_t *token,
+                    const int32_t *logit_row, int32_t n_logit, float *logits, kvs_error *err)
 {
-    TRY(prepare(f, b, token, logit_row, n_logit, logits, err));
+    TRY(prepare(f, b, n_prompt, token, logit_row, n_logit, logits, err));
     f->n_traced = 0;
     if (f->d->plan.n_row == 0)
         return KVS_OK;
@@ -239,12 +263,13 @@ static kvs_status run_draft(fwd *f, int32_t mtp, const int32_t *next_token, cons
     return dcp_finish(f->d, NULL, err);
 }
 
-kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *next_token,
-                     const float *hidden, int32_t reuse, const int32_t *logit_row, int32_t n_logit,
-                     float *logits, float *g_out, kvs_error *err)
+kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *n_prompt,
+                     const int32_t *next_token, const float *hidden, int32_t reuse,
+                     const int32_t *logit_row, int32_t n_logit, float *logits, float *g_out,
+                     kvs_error *err)
 {
     TRY(check_draft(f, mtp, b, hidden, reuse, err));
-    TRY(prepare(f, b, next_token, logit_row, n_logit, logits, err));
+    TRY(prepare(f, b, n_prompt, next_token, logit_row, n_logit, logits, err));
     if (f->d->plan.n_row == 0)
         return KVS_OK;
     kvs_error why;

@@ -9,10 +9,10 @@
 #ifndef KERN_X86_ATTN_TILE_H
 #define KERN_X86_ATTN_TILE_H
 
+#include "kern/x86/attn_soft.h"
 #include "kern/x86/attn_x86.h"
 
 enum {
-    L = SIMD_LANES,
     N_STEP = ATTN_BF16 ? KVS_ROW_DIM / 2 : KVS_ROW_DIM,
     K_STRIDE = ATTN_BF16 ? ATTN_BF16_STRIDE : ATTN_F32_STRIDE,
     V_STRIDE = ATTN_BF16 ? ATTN_PAIR_STRIDE : ATTN_F32_STRIDE,
@@ -21,18 +21,6 @@ enum {
     N_ACC = SIMD_LANES == 16 ? 24 : 12, /* accumulators: what the registers hold beside q or P */
     VDIM = KVS_LATENT_DIM
 };
-
-#if ATTN_BF16
-typedef vi cell; /* one pair per lane */
-#define cell_load(p)            vi_load(p)
-#define cell_bcast(p)           vi_bcast(p)
-#define cell_mul_add(acc, a, b) vf_dot_bf16(acc, a, b)
-#else
-typedef vf cell;
-#define cell_load(p)            vf_load(p)
-#define cell_bcast(p)           vf_bcast(p)
-#define cell_mul_add(acc, a, b) vf_fma(a, b, acc)
-#endif
 
 /* Asks for the lines of the next tile that n products of a vector buy: evenly spread, they arrive in the
  * shadow of the products, in bursts they would delay the loads of this tile. */
@@ -154,46 +142,6 @@ static void score(attn_work *w, int32_t n, int32_t v0, int32_t nv)
     }
 }
 
-/* Largest scaled score of n keys, not below m. NaN is passed over here; exp meets it. */
-static vf score_max(const float *s, int32_t n, vf scale, vf m)
-{
-    vf m1 = m;
-    int32_t i = 0;
-    for (; i + 2 <= n; i += 2) {
-        m = vf_max(vf_mul(vf_load(s + i * L), scale), m);
-        m1 = vf_max(vf_mul(vf_load(s + (i + 1) * L), scale), m1);
-    }
-    if (i < n) {
-        m = vf_max(vf_mul(vf_load(s + i * L), scale), m);
-    }
-    return vf_max(m1, m);
-}
-
-/* P of n keys from their scores, in the cells of the product; returns the sum of the unrounded P. */
-static vf score_exp(const float *s, float *p, int32_t n, vf scale, vf m)
-{
-    vf sum = vf_zero();
-#if ATTN_BF16
-    for (int32_t i = 0; i < n; i += 2) {
-        const vf lo = vf_exp_neg(vf_sub(vf_mul(vf_load(s + i * L), scale), m));
-        vf hi = vf_zero();
-        sum = vf_add(sum, lo);
-        if (i + 1 < n) {
-            hi = vf_exp_neg(vf_sub(vf_mul(vf_load(s + (i + 1) * L), scale), m));
-            sum = vf_add(sum, hi);
-        }
-        vi_store(p + i / 2 * L, vi_pair_bf16(lo, hi));
-    }
-#else
-    for (int32_t i = 0; i < n; i++) {
-        const vf x = vf_exp_neg(vf_sub(vf_mul(vf_load(s + i * L), scale), m));
-        sum = vf_add(sum, x);
-        vf_store(p + i * L, x);
-    }
-#endif
-    return sum;
-}
-
 /* Online softmax of one vector over n keys, for the lanes in `mask`; returns the factor by which what
  * was summed before shrinks. A score of NaN or +inf makes l NaN. Scores all -inf weigh nothing. */
 static vf softmax(attn_work *w, int32_t i_vec, const float *s, float *p, int32_t n, vm mask)
@@ -201,10 +149,10 @@ static vf softmax(attn_work *w, int32_t i_vec, const float *s, float *p, int32_t
     const vf scale = vf_load(w->scale + i_vec * L);
     const vf m_old = vf_load(w->m + i_vec * L);
     const vf l_old = vf_load(w->l + i_vec * L);
-    const vf m = score_max(s, n, scale, m_old);
+    const vf m = score_max(s, L, n, scale, m_old);
     const vf base = vf_zero_where(vm_not(vm_lt(vf_neg_inf(), m)), m);
     const vf shrink = vf_exp_neg(vf_sub(m_old, base));
-    const vf sum = score_exp(s, p, n, scale, base);
+    const vf sum = score_exp(s, p, L, n, scale, base);
     vf_store(w->m + i_vec * L, vf_select(mask, m, m_old));
     vf_store(w->l + i_vec * L, vf_select(mask, vf_fma(l_old, shrink, sum), l_old));
     return shrink;

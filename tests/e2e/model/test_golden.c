@@ -67,6 +67,24 @@ static void test_transformers_in_f32(void **state)
     }
 }
 
+/* Prompt rows of dense layers in the form of generated ones. */
+static void test_absorbed_prompt_rows_in_f32(void **state)
+{
+    (void)state;
+    static const char *const some[] = {"v3", "v2", "glm47"};
+    for (size_t i = 0; i < (everything ? UNIT_COUNT(some) : 1); i++) {
+        const tiny_case c = {.variant = some[i],
+                             .dtype = "f32",
+                             .mode = "hf",
+                             .prompt = 96,
+                             .kv = KVS_KV_F32,
+                             .index_kv = KVS_INDEX_F32,
+                             .latent_eps = 1e-6F,
+                             .absorbed = 1};
+        assert_exact(&c);
+    }
+}
+
 static void test_eps_of_the_config_and_drafts_in_f32(void **state)
 {
     (void)state;
@@ -214,6 +232,7 @@ int main(int argc, char **argv)
     everything = argc > 1 && strcmp(argv[1], "all") == 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_transformers_in_f32),
+        cmocka_unit_test(test_absorbed_prompt_rows_in_f32),
         cmocka_unit_test(test_eps_of_the_config_and_drafts_in_f32),
         cmocka_unit_test(test_ranks_answer_the_same),
         cmocka_unit_test(test_a_layer_with_quantised_rows_and_weights),

@@ -153,7 +153,9 @@ static void step(rank_run *k, int32_t from, int32_t to, int32_t n_logit)
     const int64_t len = to;
     const int32_t rows[KEEP] = {n - n_logit, n - 1};
     const kvs_batch b = batch_of(k, &n, &len);
-    EXPECT_OK(k->job, fwd_step(k->f, &b, k->token + from, rows, n_logit, k->logits, &k->job->err));
+    const int32_t prompt = from < k->t->c->prompt && !k->t->c->absorbed ? n : 0;
+    EXPECT_OK(k->job, fwd_step(k->f, &b, &prompt, k->token + from, rows, n_logit, k->logits,
+                               &k->job->err));
 }
 
 static void run_drafts(rank_run *k, const float *hidden)
@@ -176,7 +178,8 @@ static void run_drafts(rank_run *k, const float *hidden)
         memcpy(again, in, (size_t)q * width * sizeof *again);
         const int32_t *const next = j == 0 ? k->token + 1 : tokens.i32 + j - 1;
         const int32_t reuse = j > 0 && k->t->w->h.index_share_mtp;
-        EXPECT_OK(k->job, fwd_draft(k->f, 0, &b, next, again, reuse, &row, 1, k->logits, out,
+        const int32_t prompt = j == 0 && !k->t->c->absorbed ? q : 0;
+        EXPECT_OK(k->job, fwd_draft(k->f, 0, &b, &prompt, next, again, reuse, &row, 1, k->logits, out,
                                     &k->job->err));
         free(again);
         if (j == 0 && k->t->w->h.index_share_mtp)
@@ -206,7 +209,7 @@ static void run_layer(rank_run *k)
     float *const hidden = malloc((size_t)N * (size_t)k->t->w->h.hidden * sizeof *hidden);
     mkmodel_hidden(k->t->c->variant, N, k->t->w->h.hidden, hidden);
     const kvs_batch b = batch_of(k, &n, &len);
-    EXPECT_OK(k->job, fwd_draft(k->f, 0, &b, k->token + 1, hidden, 0, rows, LAYER_ROWS, k->logits,
+    EXPECT_OK(k->job, fwd_draft(k->f, 0, &b, &n, k->token + 1, hidden, 0, rows, LAYER_ROWS, k->logits,
                                 NULL, &k->job->err));
     free(hidden);
     for (int i = 0; i < LAYER_ROWS && k->job->rank == 0; i++)

@@ -18,6 +18,7 @@ typedef struct tiny_case {
     float latent_eps;
     int32_t tp, dcp; /* 0: 1 */
     int32_t drafts;  /* 1: compare the drafts after the prompt too */
+    int32_t absorbed; /* 1: prompt rows of dense layers take the absorbed form too */
 } tiny_case;
 
 typedef struct tiny_result {

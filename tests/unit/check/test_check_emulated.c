@@ -6,10 +6,13 @@
 #include "base/cpu.h"
 #include "check/check.h"
 #include "kern/x86/attn_x86.h"
+#include "kern/x86/mha_x86.h"
 #include "unit/kern/kern_x86.h"
 
 extern const attn_isa attn_isa_avx512_emulated;
 extern const attn_isa attn_isa_avx512bf16_emulated;
+extern const mha_isa mha_isa_avx512_emulated;
+extern const mha_isa mha_isa_avx512bf16_emulated;
 
 static void attn_avx512(const attn_args *a, dev_queue *q)
 {
@@ -35,9 +38,35 @@ static void apply_avx512bf16(kern_table *t)
     t->attn_scratch = attn_x86_scratch;
 }
 
+static void mha_avx512(const mha_args *a, dev_queue *q)
+{
+    static const mha_kernels k = {&mha_isa_avx512_emulated, &mha_isa_avx512_emulated};
+    mha_x86_run(&k, a, q);
+}
+
+static void mha_avx512bf16(const mha_args *a, dev_queue *q)
+{
+    static const mha_kernels k = {&mha_isa_avx512_emulated, &mha_isa_avx512bf16_emulated};
+    mha_x86_run(&k, a, q);
+}
+
+static void apply_mha_avx512(kern_table *t)
+{
+    t->mha = mha_avx512;
+    t->mha_scratch = mha_x86_scratch;
+}
+
+static void apply_mha_avx512bf16(kern_table *t)
+{
+    t->mha = mha_avx512bf16;
+    t->mha_scratch = mha_x86_scratch;
+}
+
 static const kern_variant g_attn[] = {
     KERN_VARIANT(attn, "avx512 emulated", CPU_NEED_AVX2, apply_avx512),
     KERN_VARIANT(attn, "avx512bf16 emulated", CPU_NEED_AVX2, apply_avx512bf16),
+    KERN_VARIANT(mha, "avx512 emulated", CPU_NEED_AVX2, apply_mha_avx512),
+    KERN_VARIANT(mha, "avx512bf16 emulated", CPU_NEED_AVX2, apply_mha_avx512bf16),
 };
 
 static void keep_failure(void *ctx, const char *text)
@@ -94,6 +123,7 @@ static void emulated_kernels_pass(void **state)
     }
     int seen[KERN_N_OP] = {0};
     seen[KERN_OP_attn] = 1;
+    seen[KERN_OP_mha] = 1;
     for (size_t i = 0; i < UNIT_COUNT(g_emulated); i++) {
         seen[g_emulated[i].op] = 1;
     }

@@ -15,6 +15,7 @@ enum { HIDDEN = 4, MAX_REQ = 64 };
 fake_model fake = {.seed = 1, .accuracy = 70, .spread = 8.0, .nan_after = -1, .fail_rank = -1};
 char fake_log[FAKE_LOG];
 int32_t fake_n_step, fake_n_draft;
+int64_t fake_n_prompt;
 
 typedef struct slot {
     bool written, chained;
@@ -195,9 +196,35 @@ static kvs_status read_main(const fwd *f, const kvs_batch *b, int32_t req, int64
     return KVS_OK;
 }
 
-kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *token, const int32_t *logit_row,
-                    int32_t n_logit, float *logits, kvs_error *err)
+/* Rows of one request are all of its prompt or none; which ones follows from fake_n_prompt. */
+static kvs_status check_prompt(const fwd *f, const kvs_batch *b, const int32_t *n_prompt, int32_t is_draft,
+                               kvs_error *err)
 {
+    (void)f;
+    for (int32_t i = 0; i < b->n_req; i++) {
+        if (fake_n_prompt == 0) {
+            continue;
+        }
+        /* the draft of the prompt's last row needs the first generated token */
+        const int64_t end = fake_n_prompt - is_draft;
+        const int64_t first = b->seq_len[i] - b->q_len[i];
+        const int32_t want = first < end ? b->q_len[i] : 0;
+        if (b->seq_len[i] > end && first < end) {
+            return err_set(err, KVS_INTERNAL, "fake: rows %" PRId64 " to %" PRId64 " cross the prompt's end",
+                           first, b->seq_len[i]);
+        }
+        if (n_prompt[i] != want) {
+            return err_set(err, KVS_INTERNAL, "fake: %d prompt rows of those from %" PRId64 ", not %d",
+                           n_prompt[i], first, want);
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status fwd_step(fwd *f, const kvs_batch *b, const int32_t *n_prompt, const int32_t *token,
+                    const int32_t *logit_row, int32_t n_logit, float *logits, kvs_error *err)
+{
+    TRY(check_prompt(f, b, n_prompt, 0, err));
     TRY(check_call(f, b, token, logit_row, n_logit, -1, err));
     if (comm_rank(f->world) == 0) {
         fake_n_step++;
@@ -296,10 +323,12 @@ static kvs_status check_reuse(const fwd *f, const kvs_batch *b, kvs_error *err)
     return KVS_OK;
 }
 
-kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *next_token,
-                     const float *hidden, int32_t reuse, const int32_t *logit_row, int32_t n_logit,
-                     float *logits, float *g_out, kvs_error *err)
+kvs_status fwd_draft(fwd *f, int32_t mtp, const kvs_batch *b, const int32_t *n_prompt,
+                     const int32_t *next_token, const float *hidden, int32_t reuse,
+                     const int32_t *logit_row, int32_t n_logit, float *logits, float *g_out,
+                     kvs_error *err)
 {
+    TRY(check_prompt(f, b, n_prompt, 1, err));
     TRY(check_call(f, b, next_token, logit_row, n_logit, reuse, err));
     if (comm_rank(f->world) == 0) {
         fake_n_draft++;

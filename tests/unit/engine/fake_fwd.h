@@ -28,6 +28,9 @@ extern fake_model fake;
 extern char fake_log[FAKE_LOG];
 extern int32_t fake_n_step, fake_n_draft; /* calls of rank 0 */
 
+/* Length of every request's prompt, 0: any. With it the calls must say which rows are the prompt's. */
+extern int64_t fake_n_prompt;
+
 /* A model of that vocabulary; w->h and nothing else is set. */
 void fake_weights(wt *w, int32_t vocab, int32_t n_mtp, bool share);
 

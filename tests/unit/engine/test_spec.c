@@ -54,7 +54,9 @@ static void any_k_chunk_and_length_give_the_walked_answer(void **state)
             c.share = mtp % 2 == 0;
             c.chunk = chunks[(i + (size_t)mtp) % UNIT_COUNT(chunks)];
             fake.accuracy = accuracy[mtp % 3];
+            fake_n_prompt = n;
             const answer a = world_answer(c, &r);
+            fake_n_prompt = 0;
             char what[80];
             snprintf(what, sizeof what, "prompt %d, mtp %d, chunk %d", n, mtp, c.chunk);
             same_answer(&a, want, n_want, what);

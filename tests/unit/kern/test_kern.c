@@ -37,6 +37,8 @@ static int slots_filled(const kern_table *t, kern_op op)
         return t->kv_write != NULL;
     case KERN_OP_index_write:
         return t->index_write != NULL;
+    case KERN_OP_mha:
+        return t->mha != NULL && t->mha_scratch != NULL;
     case KERN_OP_gemm:
         return t->gemm != NULL && t->gemm_scratch != NULL;
     case KERN_OP_gather:

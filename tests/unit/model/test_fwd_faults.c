@@ -172,39 +172,45 @@ static const char *faulty_calls(fwd *f, const kvs_batch *b)
         token[i] = 1;
     }
     token[0] = -1;
-    WANT(fwd_step(f, b, token, first, 1, logits, NULL), KVS_INVALID)
-    WANT(fwd_draft(f, 0, b, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, 0, b, NULL, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
     token[0] = TINY_VOCAB;
-    WANT(fwd_step(f, b, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, first, 1, logits, NULL), KVS_INVALID)
     token[0] = 1;
-    WANT(fwd_step(f, b, NULL, first, 1, logits, NULL), KVS_INVALID)
-    WANT(fwd_step(f, b, token, row, 2, logits, NULL), KVS_INVALID)
-    WANT(fwd_step(f, b, token, far, 1, logits, NULL), KVS_INVALID)
-    WANT(fwd_step(f, b, token, first, 1, NULL, NULL), KVS_INVALID)
-    WANT(fwd_step(f, b, token, first, -1, logits, NULL), KVS_LIMIT)
-    WANT(fwd_step(f, b, token, first, f->cfg.max_logits + 1, logits, NULL), KVS_LIMIT)
-    WANT(fwd_draft(f, 1, b, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
-    WANT(fwd_draft(f, -1, b, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
-    WANT(fwd_draft(f, 0, b, token, NULL, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
-    WANT(fwd_draft(f, 0, b, token, hidden, 2, first, 1, logits, NULL, NULL), KVS_INVALID)
-    WANT(fwd_draft(f, 0, b, token, hidden, 1, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, NULL, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, row, 2, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, far, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, first, 1, NULL, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, first, -1, logits, NULL), KVS_LIMIT)
+    memcpy(q_len, b->q_len, (size_t)b->n_req * sizeof *q_len);
+    q_len[0]++; /* more prompt rows than rows */
+    WANT(fwd_step(f, b, q_len, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, 0, b, q_len, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
+    q_len[0] = -1;
+    WANT(fwd_step(f, b, q_len, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, b, NULL, token, first, f->cfg.max_logits + 1, logits, NULL), KVS_LIMIT)
+    WANT(fwd_draft(f, 1, b, NULL, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, -1, b, NULL, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, 0, b, NULL, token, NULL, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, 0, b, NULL, token, hidden, 2, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, 0, b, NULL, token, hidden, 1, first, 1, logits, NULL, NULL), KVS_INVALID)
     kvs_batch bad = *b;
     bad.n_req = f->cfg.max_reqs + 1;
-    WANT(fwd_step(f, &bad, token, first, 1, logits, NULL), KVS_LIMIT)
+    WANT(fwd_step(f, &bad, NULL, token, first, 1, logits, NULL), KVS_LIMIT)
     bad = *b;
     memcpy(q_len, b->q_len, (size_t)b->n_req * sizeof *q_len);
     bad.q_len = q_len;
     q_len[0] = -1;
-    WANT(fwd_step(f, &bad, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, &bad, NULL, token, first, 1, logits, NULL), KVS_INVALID)
     q_len[0] = 1 << 30;
-    WANT(fwd_step(f, &bad, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, &bad, NULL, token, first, 1, logits, NULL), KVS_INVALID)
     bad = *b;
     memcpy(table, b->table, (size_t)(b->n_req * b->table_stride) * sizeof *table);
     bad.table = table;
     table[0] = (int32_t)b->n_page;
-    WANT(fwd_step(f, &bad, token, first, 1, logits, NULL), KVS_INVALID)
+    WANT(fwd_step(f, &bad, NULL, token, first, 1, logits, NULL), KVS_INVALID)
     table[0] = -1;
-    WANT(fwd_draft(f, 0, &bad, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
+    WANT(fwd_draft(f, 0, &bad, NULL, token, hidden, 0, first, 1, logits, NULL, NULL), KVS_INVALID)
     return NULL;
 }
 
@@ -296,8 +302,8 @@ static void *fail_rank(void *arg)
     if (comm_rank(x->comm) == 1) {
         dev_queue_fail(&f->d->queue, KVS_DEVICE, "the device is gone");
     }
-    x->status[0] = fwd_step(f, &b, token, NULL, 0, NULL, &x->error);
-    x->status[1] = fwd_step(f, &b, token, NULL, 0, NULL, x->status[0] < 0 ? NULL : &x->error);
+    x->status[0] = fwd_step(f, &b, NULL, token, NULL, 0, NULL, &x->error);
+    x->status[1] = fwd_step(f, &b, NULL, token, NULL, 0, NULL, x->status[0] < 0 ? NULL : &x->error);
     fwd_close(f);
     return NULL;
 }
@@ -512,19 +518,25 @@ static void bytes_are_known_before(void **state)
 static void steps_do_not_allocate(void **state)
 {
     (void)state;
-    wt *w = glm(9);
-    tiny_run r = tiny_default();
-    r.guard = 1;
-    r.cut = 20;
-    r.n_seq = 1;
-    r.len[0] = 60;
-    tiny_result got;
-    for (r.tp = 1; r.tp <= 2; r.tp++) {
-        r.dcp = r.tp;
-        tiny_execute(w, &r, &got);
-        tiny_result_free(&got);
+    static const tiny_kind kinds[] = {TINY_GLM52, TINY_V2};
+    for (size_t i = 0; i < UNIT_COUNT(kinds); i++) {
+        const tiny_spec spec = {.kind = kinds[i], .type = GEMM_BF16, .seed = 9};
+        wt *w = tiny_new(&spec);
+        tiny_run r = tiny_default();
+        r.guard = 1;
+        r.n_seq = 2;
+        r.len[0] = r.len[1] = 60;
+        r.prompt[0] = r.prompt[1] = 50;
+        r.apart = 1;
+        r.cut = i == 0 ? 20 : 60; /* blocks of the context that grow would make the messages grow */
+        tiny_result got;
+        for (r.tp = 1; r.tp <= 2; r.tp++) {
+            r.dcp = r.tp;
+            tiny_execute(w, &r, &got);
+            tiny_result_free(&got);
+        }
+        tiny_free(w);
     }
-    tiny_free(w);
 }
 
 /* Each allocation of an opening fails once: nothing is left behind. */

@@ -321,6 +321,7 @@ tiny_run tiny_default(void)
                       .threads = 1,
                       .n_seq = 3,
                       .len = {130, 37, 5},
+                      .prompt = {77, 37, 0},
                       .cut = TINY_MAX_LEN};
 }
 
@@ -353,6 +354,7 @@ void tiny_result_free(tiny_result *r)
 typedef struct piece {
     int32_t q_len[TINY_MAX_SEQ];
     int64_t seq_len[TINY_MAX_SEQ];
+    int32_t n_prompt[TINY_MAX_SEQ];
     int32_t n_row;
     kvs_batch b;
 } piece;
@@ -363,6 +365,8 @@ static void piece_make(const rank_run *x, piece *p, const int64_t *first, const 
     for (int32_t i = 0; i < x->r->n_seq; i++) {
         p->q_len[i] = n[i];
         p->seq_len[i] = first[i] + n[i];
+        const int64_t left = x->r->prompt[i] - first[i];
+        p->n_prompt[i] = left < 0 ? 0 : left < n[i] ? (int32_t)left : n[i];
         p->n_row += n[i];
     }
     p->b = (kvs_batch){.n_req = x->r->n_seq,
@@ -446,8 +450,8 @@ static kvs_status chain(rank_run *x, const piece *p, kvs_error *err)
         }
         piece_make(x, &c, first, n);
         tokens_of(&c, 1, token, all);
-        const kvs_status st = fwd_draft(x->f, 0, &c.b, token, x->h, reuse, all, c.n_row, x->rows, x->h,
-                                        err);
+        const kvs_status st = fwd_draft(x->f, 0, &c.b, c.n_prompt, token, x->h, reuse, all, c.n_row,
+                                        x->rows, x->h, err);
         if (st < 0) {
             return st;
         }
@@ -488,7 +492,8 @@ static kvs_status draft(rank_run *x, const piece *p, kvs_error *err)
         if (x->r->moved && x->n_draft++ % 2 == 1) {
             c.b.table = x->other;
         }
-        const kvs_status st = fwd_draft(x->f, 0, &c.b, token, hidden, 0, all, c.n_row, x->rows, x->g, err);
+        const kvs_status st = fwd_draft(x->f, 0, &c.b, c.n_prompt, token, hidden, 0, all, c.n_row,
+                                        x->rows, x->g, err);
         if (st < 0) {
             return st;
         }
@@ -516,7 +521,7 @@ static kvs_status one_step(rank_run *x, const int64_t *first, const int32_t *n, 
     if (guarded) {
         mem_guard_begin();
     }
-    kvs_status st = fwd_step(x->f, &p.b, token, all, p.n_row, x->rows, err);
+    kvs_status st = fwd_step(x->f, &p.b, p.n_prompt, token, all, p.n_row, x->rows, err);
     if (guarded && mem_guard_end() > 0) {
         return wrong("a step allocated", err);
     }
@@ -571,6 +576,16 @@ static void deal_pages(rank_run *x)
     }
 }
 
+/* Most rows of a step. */
+static int32_t rows_of_run(const tiny_run *r)
+{
+    int64_t n = TINY_MAX_SEQ;
+    for (int32_t i = 0; i < r->n_seq; i++) {
+        n += r->len[i];
+    }
+    return (int32_t)n;
+}
+
 static void *rank_main(void *arg)
 {
     rank_run *x = arg;
@@ -586,9 +601,9 @@ static void *rank_main(void *arg)
         .index_kv = r->index_kv,
         .hadamard = r->hadamard,
         .latent_eps = r->latent_eps,
-        .max_rows = MAX_STEP,
+        .max_rows = rows_of_run(r),
         .max_reqs = TINY_MAX_SEQ,
-        .max_logits = MAX_STEP,
+        .max_logits = rows_of_run(r),
         .max_len = TINY_MAX_LEN,
         .n_page = x->n_page,
         .trace = r->trace,

@@ -15,7 +15,7 @@ enum {
     TINY_HIDDEN = 160,
     TINY_TOPK = 16,
     TINY_MAX_SEQ = 3,
-    TINY_MAX_LEN = 192,
+    TINY_MAX_LEN = 640,
     TINY_CHAIN = 3 /* draft passes after the first */
 };
 
@@ -46,6 +46,7 @@ typedef struct tiny_run {
     float latent_eps;
     int32_t n_seq;
     int64_t len[TINY_MAX_SEQ];
+    int64_t prompt[TINY_MAX_SEQ]; /* positions below it are the prompt's                               */
     int32_t cut;       /* rows of a sequence in one step                                               */
     int32_t apart;     /* 1: one sequence after the other; 0: all in each step                         */
     int32_t draft;     /* 1: draft layer 0 follows every step over the same rows                       */
