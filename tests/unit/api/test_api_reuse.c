@@ -6,7 +6,7 @@
 #include "oracle/mkmodel.h"
 #include "unit/unit.h"
 
-enum { MAX_NEW = 24, LONG = 600, TURNS = 3 };
+enum { MAX_NEW = 24, LONG = 1200, TURNS = 3 };
 
 typedef struct got {
     int32_t n, token[MAX_NEW];
@@ -19,6 +19,7 @@ static const char *model;
 typedef struct cell {
     int32_t tp, dcp, mtp, chunk;
     bool no_reuse;
+    int32_t seqs;
 } cell;
 
 static kvs_engine *must_open(const cell *k)
@@ -33,6 +34,7 @@ static kvs_engine *must_open(const cell *k)
     c.chunk = k->chunk;
     c.threads = 1;
     c.no_reuse = k->no_reuse;
+    c.max_seqs = k->seqs;
     c.ctx = LONG;
     if (kvs_engine_open(&e, &c, &err) < 0) {
         fail_msg("%s", err.text);
@@ -127,18 +129,49 @@ static void compare(const cell *k, int32_t n, int32_t n_turn, const int64_t *reu
 static void rows_of_an_answer_for_every_dcp_size(void **state)
 {
     (void)state;
-    static const cell cells[] = {{8, 1, 0, 512, true},
-                                 {8, 1, 3, 200, false},
-                                 {8, 2, 0, 512, false},
-                                 {8, 4, 5, 128, false},
-                                 {8, 8, 2, 333, false}};
+    static const cell cells[] = {{8, 1, 0, 512, true, 1},
+                                 {8, 1, 3, 200, false, 1},
+                                 {8, 2, 0, 512, false, 1},
+                                 {8, 4, 5, 128, false, 1},
+                                 {8, 8, 2, 333, false, 1}};
     static const int64_t reused[TURNS] = {0, 512, 0};
     compare(cells, UNIT_COUNT(cells), 2, reused);
 }
 
+/* Branches of one prompt, that end on and off the borders of pages and of what is reused; all stay kept. With
+ * drafts the row before the branch is read again. */
+static void branches_of_any_length(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t common, reused;
+    } branch[] = {{511, 0},   {512, 0},    {513, 512},   {576, 512},
+                  {577, 512}, {1024, 512}, {1025, 1024}, {1090, 1024}};
+    static const cell whole = {1, 1, 0, 600, true, 1};
+    static const cell kept = {1, 1, 3, 77, false, UNIT_COUNT(branch) + 1};
+    static int32_t ids[LONG], other[LONG];
+    assert_int_equal(mkmodel_tokens("v3", 256, LONG, ids), 0);
+    kvs_engine *e = must_open(&kept);
+    kvs_engine *scratch = must_open(&whole);
+    ask(e, ids, 1100, 4);
+    for (size_t i = 0; i < UNIT_COUNT(branch); i++) {
+        const int32_t n = branch[i].common + 8;
+        memcpy(other, ids, (size_t)n * sizeof *ids);
+        other[branch[i].common] = ids[branch[i].common] == 20 ? 21 : 20;
+        const got a = ask(e, other, n, 6);
+        const got b = ask(scratch, other, n, 6);
+        assert_int_equal(a.reused, branch[i].reused);
+        assert_int_equal(b.reused, 0);
+        assert_memory_equal(a.token, b.token, 6 * sizeof(int32_t));
+        assert_true(a.digest == b.digest);
+    }
+    kvs_engine_close(scratch);
+    kvs_engine_close(e);
+}
+
 static void tiny(const char *variant, const int64_t *reused)
 {
-    static const cell cells[] = {{1, 1, 0, 512, true}, {1, 1, 4, 200, false}};
+    static const cell cells[] = {{1, 1, 0, 512, true, 1}, {1, 1, 4, 200, false, 1}};
     char dir[256], msg[256];
     if (mkmodel_temp(variant, "bf16", 1, dir, sizeof dir, msg, sizeof msg) != 0) {
         fail_msg("%s", msg);
@@ -174,6 +207,7 @@ int main(int argc, char **argv)
     model = argv[1];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_of_an_answer_for_every_dcp_size),
+        cmocka_unit_test(branches_of_any_length),
         cmocka_unit_test(shared_selections),
         cmocka_unit_test(prompts_only_without_an_indexer),
     };
