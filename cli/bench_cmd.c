@@ -49,7 +49,11 @@ static void csv_row(FILE *f, const kvs_bench_row *r)
     csv_count(f, r->topk);
     csv_count(f, r->dcp);
     fprintf(f, "%g,%s,", r->invalid, r->kv);
-    fprintf(f, "%.3f,%.3f,%.3f,,", r->median_us, r->min_us, r->p90_us); /* graphs: devices only */
+    fprintf(f, "%.3f,%.3f,%.3f,", r->median_us, r->min_us, r->p90_us);
+    if (r->graph_us > 0.0) { /* graphs: devices only */
+        fprintf(f, "%.3f", r->graph_us);
+    }
+    fputc(',', f);
     fprintf(f, "%.6g,%.6g,%.6g,%.6g,", r->gflop, r->gbyte, r->flop_per_s, r->byte_per_s);
     fprintf(f, "%s,%.6g,%.4f,%s,%.4g\n", r->ceiling_kind, r->ceiling, r->share,
             r->passed ? "pass" : "FAIL", r->err);
@@ -73,11 +77,12 @@ static json_t *json_row(const kvs_bench_row *r, double tok_per_s)
     json_count(o, "threads", r->threads);
     json_count(o, "reps", r->n_rep);
     json_t *rest = json_pack(
-        "{s:f, s:s, s:f, s:f, s:f, s:n, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:s, s:f}", "invalid",
+        "{s:f, s:s, s:f, s:f, s:f, s:o, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:s, s:f}", "invalid",
         r->invalid, "kv", r->kv, "median_us", r->median_us, "min_us", r->min_us, "p90_us",
-        r->p90_us, "graph_us", "gflops", r->gflop, "gbytes", r->gbyte, "flop_per_s", r->flop_per_s,
-        "byte_per_s", r->byte_per_s, "ceiling_kind", r->ceiling_kind, "ceiling", r->ceiling,
-        "share", r->share, "check", r->passed ? "pass" : "FAIL", "err", r->err);
+        r->p90_us, "graph_us", r->graph_us > 0.0 ? json_real(r->graph_us) : json_null(), "gflops",
+        r->gflop, "gbytes", r->gbyte, "flop_per_s", r->flop_per_s, "byte_per_s", r->byte_per_s,
+        "ceiling_kind", r->ceiling_kind, "ceiling", r->ceiling, "share", r->share, "check",
+        r->passed ? "pass" : "FAIL", "err", r->err);
     json_object_update(o, rest);
     json_decref(rest);
     if (tok_per_s > 0.0) {
@@ -119,6 +124,9 @@ static void table_row(bench *b, const kvs_bench_row *r)
         printf(" %9.2f", r->byte_per_s * 1e-9);
     } else {
         printf(" %9s", "-");
+    }
+    if (r->graph_us > 0.0) {
+        printf(" (graph %.1f us)", r->graph_us);
     }
     printf("  %4.0f %% %-10s %s", 100.0 * r->share, r->ceiling_kind, r->passed ? "pass" : "FAIL");
     if (b->tok_per_s > 0.0) {
@@ -185,6 +193,12 @@ static bool given(const bench *b, const char *name)
     return kvs_options_source(b->o, name) != KVS_OPTION_DEFAULT;
 }
 
+static bool is_cuda(const bench *b)
+{
+    const char *device = kvs_options_text(b->o, "device", 0);
+    return device != NULL && strcmp(device, "cuda") == 0;
+}
+
 static void fill_config(bench *b, const char *op)
 {
     kvs_bench_config *c = &b->cfg;
@@ -215,7 +229,10 @@ static void fill_config(bench *b, const char *op)
     c->warm = kvs_options_flag(b->o, "warm");
     c->pool_bytes = given(b, "pool") ? kvs_options_int(b->o, "pool", 0) : 0;
     c->seed = (uint64_t)kvs_options_int(b->o, "seed", 0);
-    c->cpu = kvs_options_text(b->o, "cpu", 0);
+    c->device = kvs_options_text(b->o, "device", 0);
+    c->cpu = is_cuda(b) && kvs_options_source(b->o, "cpu") != KVS_OPTION_COMMAND_LINE
+                 ? NULL /* a cap of the CPU's kernels */
+                 : kvs_options_text(b->o, "cpu", 0);
     c->kernels = kvs_options_text(b->o, "kernels", 0);
     c->row = on_row;
     c->progress = on_progress;
@@ -307,7 +324,9 @@ static void say_own_grid(const bench *b)
             return;
         }
     }
-    if (b->cfg.op != NULL && find_op(b->cfg.op) != NULL) {
+    if (is_cuda(b)) {
+        fprintf(stderr, "bench on cuda: a table of shapes of its own; under two minutes\n");
+    } else if (b->cfg.op != NULL && find_op(b->cfg.op) != NULL) {
         fprintf(stderr, "bench %s: %s; under a minute\n", b->cfg.op, find_op(b->cfg.op)->about);
     }
 }
@@ -315,15 +334,20 @@ static void say_own_grid(const bench *b)
 /* Options of the kernels' benches that a whole model has no use for, and the reverse. Returns -1 when all is well. */
 static int check_options(const bench *b, const char *op, bool whole)
 {
-    static const char *const of_kernel[] = {"q", "heads", "topk", "invalid", "warm", "cold", "pool"};
+    static const char *const of_kernel[] = {"q",    "heads", "topk", "invalid",
+                                            "warm", "cold",  "pool"};
     static const char *const of_model[] = {"model", "tp", "mtp"};
     const char *const *no = whole ? of_kernel : of_model;
-    const size_t n = whole ? sizeof of_kernel / sizeof *of_kernel : sizeof of_model / sizeof *of_model;
+    const size_t n =
+        whole ? sizeof of_kernel / sizeof *of_kernel : sizeof of_model / sizeof *of_model;
     for (size_t i = 0; i < n; i++) {
         if (given(b, no[i])) {
             return cli_fail(CLI_USAGE, "--%s: bench %s has no use for it: leave it out", no[i],
                             op != NULL ? op : "without an op");
         }
+    }
+    if (whole && is_cuda(b)) {
+        return cli_fail(CLI_USAGE, "--device cuda: bench %s runs on the CPU: leave it out", op);
     }
     if (whole && kvs_options_text(b->o, "model", 0) == NULL) {
         return cli_fail(CLI_USAGE, "bench %s: no model: name its folder with -m DIR", op);
@@ -371,6 +395,9 @@ static int run(bench *b, const char *op)
     if (st < 0 && model && (st == KVS_IO || st == KVS_FORMAT || st == KVS_UNSUPPORTED)) {
         return cli_fail_error(CLI_INPUT, &err);
     }
+    if (st == KVS_UNSUPPORTED && is_cuda(b)) {
+        return cli_fail_error(CLI_FAILED, &err); /* a device, not a word on the command line */
+    }
     return st < 0 ? cli_fail_error(code_of(st), &err) : code;
 }
 
@@ -389,7 +416,8 @@ static void about_text(char *text, size_t cap)
     }
     if (n < cap) {
         snprintf(text + n, cap - n,
-                 "\nA whole model, with -m DIR, one request, two runs whose logits must be the same bits:\n"
+                 "\nA whole model, with -m DIR, one request, two runs whose logits must be the "
+                 "same bits:\n"
                  "  %-9s one step of an answer after a prompt of --len tokens (256, 1024)\n"
                  "  %-9s a prompt of --len tokens\n",
                  "decode", "prefill");

@@ -29,7 +29,7 @@ typedef struct kvs_bench_row {
     const char *name;    /* "sparse/cold/t2": what the case is, cold or warm, threads */
     const char *op;      /* "attn", ... */
     const char *variant; /* of the kernel, or the transport of an exchange */
-    const char *device;  /* "cpu" */
+    const char *device;  /* "cpu", "cuda" */
     const char *kv;      /* format of rows or index keys; "" where there is none */
     int32_t batch, q, heads; /* 0 where the op has none, as below */
     int64_t len;
@@ -44,6 +44,7 @@ typedef struct kvs_bench_row {
     double share;                     /* of that ceiling */
     int32_t passed;                   /* 0: a sampled row was wrong */
     double err;                       /* the largest error over its bound */
+    double graph_us; /* of one call inside a CUDA graph of many; 0 on the CPU */
 } kvs_bench_row;
 
 /* Values of one axis of the grid. n 0: the op's own. */
@@ -77,6 +78,10 @@ typedef struct kvs_bench_config {
      * run with KVS_CANCELLED. NULL: not wanted. */
     int (*progress)(void *ctx, const char *what, int64_t done, int64_t total);
     void *ctx;
+    /* Where the kernels run: "cpu" (NULL too) or "cuda", the first device the process sees. On cuda
+     * there are attn (sparse), index, select and roof; threads, warm, pool_bytes, interleave, exchange,
+     * timeout_ms and cpu do not go with it. */
+    const char *device;
 } kvs_bench_config;
 
 static inline kvs_bench_config kvs_bench_config_default(void)
@@ -115,7 +120,8 @@ const kvs_bench_op *kvs_bench_ops(int32_t i);
 
 /* Runs the grid. KVS_OK when every sampled row was right. KVS_INVALID: an unknown op, a value
  * out of range, an axis that the op does not take, a combination that no kernel has; the message
- * says what would work. KVS_LIMIT: a case that would take more than 6 GiB. KVS_INTERNAL: a
+ * says what would work. KVS_LIMIT: a case that would take more than 6 GiB, or more than the device has.
+ * KVS_NODEV, KVS_UNSUPPORTED: no CUDA device that can be used, or no such kernel. KVS_DEVICE: it failed. KVS_INTERNAL: a
  * result was wrong (all rows have been handed over). KVS_CANCELLED, KVS_NOMEM, KVS_PEER.
  * Threads: one call at a time; row and progress are called from the calling thread. */
 kvs_status kvs_bench_run(const kvs_bench_config *cfg, kvs_error *err);

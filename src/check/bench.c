@@ -1,5 +1,6 @@
 /* check/bench.c - grids, memory, timing and rows. */
 #include "check/bench.h"
+#include "check/bench_cuda.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -762,6 +763,11 @@ kvs_status bench_run_table(const kvs_bench_config *cfg, const kern_table *kern, 
     memset(&c, 0, sizeof c);
     memcpy(&c, cfg, cfg->struct_size < sizeof c ? cfg->struct_size : sizeof c);
     TRY(check_config(&c, err));
+    int32_t cuda = 0;
+    TRY(check_device_parse(c.device, &cuda, err));
+    if (cuda != 0) {
+        return bench_run_cuda(&c, err);
+    }
     bench_run *b = mem_calloc(1, sizeof *b);
     if (b == NULL) {
         return err_set(err, KVS_NOMEM, "no memory for the bench");

@@ -14,8 +14,7 @@ void check_describe_device(const dev_cuda_info *i, char *text, size_t cap)
              (int)i->index, (int)i->n_device, i->name, (int)i->n_sm,
              (double)i->l2_bytes / (1024.0 * 1024.0),
              (double)i->mem_bytes / (1024.0 * 1024.0 * 1024.0), (int)(i->driver / 1000),
-             (int)(i->driver % 1000 / 10), (int)(i->runtime / 1000),
-             (int)(i->runtime % 1000 / 10));
+             (int)(i->driver % 1000 / 10), (int)(i->runtime / 1000), (int)(i->runtime % 1000 / 10));
 }
 
 kvs_status check_device_parse(const char *word, int32_t *cuda, kvs_error *err)

@@ -85,12 +85,7 @@ const kern_variant *kern_variants(int32_t *n)
 
 const kern_variant *kern_variants_cuda(int32_t *n)
 {
-#ifdef KVS_HAVE_CUDA
     return cuda_variants(n);
-#else
-    *n = 0;
-    return NULL;
-#endif
 }
 
 /* The variants that a table may be filled from. */

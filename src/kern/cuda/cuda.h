@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* All variants for CUDA (init.c). */
+/* All variants for CUDA (init.c; none.c in a build without). */
 const kern_variant *cuda_variants(int32_t *n);
 
 /* attn_sparse_sm90.cu */

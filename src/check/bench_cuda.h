@@ -1,0 +1,74 @@
+/* check/bench_cuda.h - how a case is timed on a CUDA device.
+ *
+ * A case has n_set sets of inputs and outputs, together several times the L2; call i works on set i mod
+ * n_set. It is timed in two ways: launches one by one between two events each (the time of an isolated call
+ * with all its kernels), and many calls inside one CUDA graph (the time of a call where the host is not in
+ * the way). Ceilings beside it: streaming reads, and for attention a kernel that does nothing but fetch the
+ * same rows. */
+#ifndef CHECK_BENCH_CUDA_H
+#define CHECK_BENCH_CUDA_H
+
+#include "check/check.h"
+#include "check/roof_cuda.h"
+#include "kvspan/bench.h"
+
+enum { CUDA_MAX_BLOCK = 48, CUDA_MAX_SET = 192, CUDA_BATCH = 40 };
+
+typedef struct cuda_point {
+    int32_t batch, q, heads;
+    int64_t len;
+    int32_t topk, dcp;
+    double invalid;
+    int32_t kv;
+} cuda_point;
+
+typedef struct cuda_bench {
+    const kvs_bench_config *cfg;
+    dev_queue queue;
+    kern_table kern;
+    dev_cuda_info info;
+    dev_event event[2 * CUDA_BATCH];
+    int32_t n_event;
+    void *trash;      /* what fills keep the device busy with while the host enqueues */
+    double read_rate; /* bytes per second of streaming reads */
+    int64_t n_done, n_total;
+    int32_t n_row, n_wrong;
+    char first_wrong[CHECK_MAX_DETAIL + 96];
+} cuda_bench;
+
+typedef struct cuda_case cuda_case;
+struct cuda_case {
+    cuda_bench *b;
+    cuda_point p;
+    rng r;
+    int32_t n_set;
+    void *block[CUDA_MAX_BLOCK];
+    int32_t n_block;
+    void *state;                      /* the op's */
+    void (*free_state)(cuda_case *c); /* what state points to on the host */
+    kern_op op;                       /* whose variant the row names */
+    char label[40];
+    double flop, byte; /* useful work of one call */
+    const char *kv;
+    void (*launch)(cuda_case *c, int32_t set);
+    void (*floor)(cuda_case *c, int32_t set); /* fetches the same bytes; NULL: none */
+    kvs_status (*check)(cuda_case *c, check_result *r, kvs_error *err);
+};
+
+/* Memory of the device that the case keeps; zero bytes become some. */
+kvs_status cuda_case_alloc(cuda_case *c, size_t bytes, void **out, kvs_error *err);
+/* Sets of so many bytes that do not stay in the L2. */
+int32_t cuda_case_sets(const cuda_case *c, double set_bytes);
+/* Fills `bytes` of the device with repetitions of the host's template. */
+void cuda_case_tile(cuda_case *c, void *dst, int64_t bytes, const void *template_data, int64_t n);
+/* The bounds of the variant under test. */
+check_variant cuda_case_variant(const cuda_case *c);
+
+kvs_status cuda_setup_attn(cuda_case *c, kvs_error *err);
+kvs_status cuda_setup_index(cuda_case *c, kvs_error *err);
+kvs_status cuda_setup_select(cuda_case *c, kvs_error *err);
+
+/* As kvs_bench_run, on CUDA device 0. */
+kvs_status bench_run_cuda(const kvs_bench_config *cfg, kvs_error *err);
+
+#endif
