@@ -29,10 +29,10 @@
  * needed. A request whose prompt begins with the same tokens as one that runs or was kept shares those pages and
  * reads only the rest: what is shared is rounded down to 512 positions for every dcp and leaves at least the last
  * token of the prompt, with mtp the last one in common too. Tokens are compared, never hashes, and answers and
- * digests are those of a prompt read whole. In a model without an indexer the answer's part of a kept sequence is read again, because
- * dense layers may read prompts by another path than answers. A place is taken first from a kept sequence that the
- * request carries on, then from what is free, then from the kept sequence that was unused for longest. no_reuse
- * turns all this off.
+ * digests are those of a prompt read whole. In a model without an indexer the answer's part of a kept sequence is
+ * read again, because dense layers read prompts by another path than answers. A place is taken first from a kept
+ * sequence that the request carries on, then from what is free, then from the kept sequence that was unused for
+ * longest. no_reuse turns all this off.
  *
  * Not done: taking a running request's pages away for another one (the pool has room for max_seqs sequences of
  * ctx tokens); a decode step and a prompt chunk in one iteration (they alternate). None of these can be asked for.

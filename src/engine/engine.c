@@ -83,7 +83,7 @@ static kvs_status load(kvs_engine *e, const kvs_engine_config *cfg, kvs_error *e
     return wt_open(&e->w, cfg->model_dir, e->s.plan.mtp > 0, err);
 }
 
-/* Dense layers may read a prompt by another path than an answer, equal to tolerance only (KVS_ATTEND_CONTEXT), so
+/* Dense layers read a prompt by another path than an answer (the multi-head form), equal to tolerance only, so
  * there rows of an answer are not taken for those of a prompt. Sparse layers have one path. */
 static kvs_status make_loop(kvs_engine *e, bool no_reuse, kvs_error *err)
 {

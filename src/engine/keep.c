@@ -65,6 +65,12 @@ static int64_t usable(const loop *l, const seq *k)
     return l->keep_prompt ? smaller(k->n_fed, k->n_prompt) : k->n_fed;
 }
 
+/* The same of the draft layer: the row of a prompt's last token was made with the answer's first one. */
+static int64_t usable_drafts(const loop *l, const seq *k)
+{
+    return l->keep_prompt ? smaller(k->n_drafted, k->n_prompt - 1) : k->n_drafted;
+}
+
 bool keep_take(loop *l, seq *s)
 {
     if (l->no_reuse || s->state == SEQ_WAITING) {
@@ -88,16 +94,13 @@ bool keep_take(loop *l, seq *s)
  * draft layer belongs to the tokens at p and p + 1. */
 static int64_t shareable(const loop *l, const seq *k, const seq *s)
 {
-    const int64_t most = smaller(usable(l, k), s->n_prompt);
     int64_t same = 0;
     while (same < smaller(k->len, s->n_prompt) && k->token[same] == s->token[same]) {
         same++;
     }
-    int64_t n = smaller(smaller(same, most), s->n_prompt - 1);
+    int64_t n = smaller(smaller(same, usable(l, k)), s->n_prompt - 1);
     if (loop_drafts(l, s)) {
-        /* the draft of a prompt's last row came with the answer */
-        const int64_t drafted = l->keep_prompt ? smaller(k->n_drafted, k->n_prompt - 1) : k->n_drafted;
-        n = smaller(n, smaller(same - 1, drafted));
+        n = smaller(n, smaller(same - 1, usable_drafts(l, k)));
     }
     return n > 0 ? n / KEEP_UNIT * KEEP_UNIT : 0;
 }
