@@ -377,7 +377,7 @@ static void taking_the_nearest_setting_lifts_the_refusal(void **state)
     (void)state;
     const uint64_t seed = 20260101;
     int n_refused = 0;
-    for (uint64_t run = 0; run < 3000; run++) {
+    for (uint64_t run = 0; run < 2000; run++) {
         rng r = rng_init(seed, run);
         kvs_plan_config c = config(kvs_plan_preset((int32_t)rng_next_below(&r, 10)));
         c.gpus = (int32_t)rng_next_below(&r, 3) == 0 ? 0 : (int32_t)rng_next_range(&r, 1, 40);

@@ -291,10 +291,10 @@ static void engines_take_what_is_planned(void **state)
     static const setting cell[] = {
         {1, 1, 1, 0, 0, 0, 1, 0, 0, KVS_KV_AUTO, KVS_INDEX_AUTO, 0, 0},
         {1, 1, 1, 0, 2, 100, 2, 3, 1000, KVS_KV_AUTO, KVS_INDEX_AUTO, 0, 0},
-        {2, 2, 1, 0, 1, 512, 1, 1, 2000, KVS_KV_BF16, KVS_INDEX_F32, 0, 0},
-        {4, 2, 8, 2, 1, 200, 4, 7, 500, KVS_KV_F32, KVS_INDEX_AUTO, 0, 0},
-        {8, 8, 1, 1, 1, 256, 1, 0, 2560, KVS_KV_F32, KVS_INDEX_FP8, 0, 0},
-        {8, 8, 1, 0, 1, 600, 1, 2, 2559, KVS_KV_AUTO, KVS_INDEX_AUTO, 0, 0},
+        {2, 2, 1, 0, 1, 128, 1, 1, 2000, KVS_KV_BF16, KVS_INDEX_F32, 0, 0},
+        {4, 2, 8, 2, 1, 96, 4, 7, 500, KVS_KV_F32, KVS_INDEX_AUTO, 0, 0},
+        {8, 8, 1, 1, 1, 40, 1, 0, 2560, KVS_KV_F32, KVS_INDEX_FP8, 0, 0},
+        {8, 8, 1, 0, 1, 48, 1, 2, 2559, KVS_KV_AUTO, KVS_INDEX_AUTO, 0, 0},
     };
     for (size_t i = 0; i < UNIT_COUNT(cell); i++) {
         engine_takes_what_is_planned(k_random, &cell[i], true);
