@@ -13,6 +13,7 @@ help:
 	@echo "make asan      the fast tests under gcc's sanitizers of addresses and undefined behaviour;"
 	@echo "make ubsan     the second of them alone;  make tsan  under the one of threads"
 	@echo "make mpi       the tests of the MPI transport"
+	@echo "make cuda      build with the CUDA kernels (needs nvcc), and the tests of that build"
 	@echo "make fuzz      every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make valgrind  the unit tests under valgrind"
 	@echo "make install   into PREFIX=$(PREFIX)"
@@ -67,6 +68,11 @@ mpi: setup-mpi
 	$(call build,mpi,--target mpi_targets)
 	ctest --preset mpi -L mpi
 
+# What needs no GPU; tools/gpu.sh is for a machine with one.
+cuda: setup
+	$(call build,cuda,--target cuda_targets)
+	ctest --preset cuda -R '^(kern|dev_host|dev_cuda|check_cuda|cuda_cmd|product_(symbols|clash|install|complete)|hdr_cuda_.*)$$'
+
 fuzz: setup-fuzz
 	$(call build,fuzz,--target fuzz_targets)
 	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
@@ -84,4 +90,4 @@ format: setup-format
 clean:
 	rm -rf build
 
-.PHONY: help setup release run check test asan ubsan tsan mpi fuzz valgrind install format clean
+.PHONY: help setup release run check test asan ubsan tsan mpi cuda fuzz valgrind install format clean

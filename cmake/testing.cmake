@@ -102,6 +102,14 @@ function(kvs_test_groups)
     endforeach()
 endfunction()
 
+# cuda_targets: what `make cuda` builds and tests.
+function(kvs_cuda_targets)
+    if(KVS_HAVE_CUDA)
+        add_custom_target(cuda_targets DEPENDS kvspan kvspan_program test_kern test_dev_host
+            test_dev_cuda test_check_cuda test_cuda_cmd)
+    endif()
+endfunction()
+
 function(kvs_subdirs)
     file(GLOB found CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" "*/CMakeLists.txt")
     foreach(item ${found})

@@ -1,0 +1,21 @@
+/* A CUDA device made of host memory: every function of dev.h's CUDA half and the list of CUDA variants,
+ * linked in place of the library's, so that what drives a device is tested without one. Its kernels are the
+ * reference's, named sm90; a test may break one. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include "kern/kern.h"
+
+typedef struct fake_cuda {
+    int64_t n_live;    /* allocations not given back */
+    int64_t n_open;    /* queues and events not closed */
+    int64_t n_graph;   /* graphs launched */
+    int32_t absent;    /* 1: there is no device */
+    int32_t wrong;     /* 1: attn, kv_write and topk give a wrong value */
+    int32_t dies;      /* 1: merge fails as a device does */
+    int64_t n_refused; /* args that are not aligned to 16 bytes */
+} fake_cuda;
+
+extern fake_cuda fake;
+
+#endif
