@@ -284,7 +284,7 @@ static const cuda_point k_index[] = {
 static const cuda_op k_op[] = {
     {"attn", cuda_setup_attn, {KERN_OP_attn}, 1, k_attn, sizeof k_attn / sizeof *k_attn},
     {"index", cuda_setup_index, {KERN_OP_index_score}, 1, k_index, 3},
-    {"select", cuda_setup_select, {KERN_OP_index_score, KERN_OP_topk}, 2, k_index, 3},
+    {"select", cuda_setup_select, {KERN_OP_index_select, KERN_OP_index_score}, 2, k_index, 3},
 };
 enum { N_OP = sizeof k_op / sizeof *k_op };
 

@@ -1,9 +1,8 @@
 /* bench_cuda_index.c - index scores, and scores with the exact top-k, on a CUDA device.
  *
  * batch sequences of len tokens, each with its own index keys; q rows a sequence, each of which sees one
- * token more than the one before. A set is a cache, so many as do not stay in the L2. A selection goes over
- * the columns in pieces, so that the scores of a piece take at most 64 MiB (or 8192 columns): the workspace
- * does not grow with the context.
+ * token more than the one before. A set is a cache, so many as do not stay in the L2. A selection is one
+ * index_select; what it is compared with are the scores that index_score gives the row, in pieces.
  *
  * Work: 2 * 128 operations per index head and key scored. Bytes: each key with its scale once per sequence,
  * queries and weights, and the scores or the lists. */
@@ -16,14 +15,13 @@
 #include "num/kvfmt.h"
 
 enum { DIM = KVS_INDEX_DIM, PAGE = KVS_PAGE_TOKENS, N_TEMPLATE = 64, N_COL = 64, N_Q = 300007 };
-enum { PIECE_UNIT = 8192, SCORE_MIB = 64 };
+enum { PIECE = 8192 };
 
 typedef struct index_bench {
-    index_score_args a; /* of set 0, pointers of the device */
-    topk_args t;        /* select only */
+    index_score_args a;  /* of set 0, pointers of the device */
+    index_select_args t; /* select only */
     int64_t set_pages;
     int32_t piece;  /* columns scored at a time */
-    int32_t *n_col; /* select: [n_piece, n_row] columns of each row, on the device */
     int32_t *len;   /* [n_row] on the host */
     uint8_t *pages; /* [N_TEMPLATE] */
 } index_bench;
@@ -45,18 +43,9 @@ static void launch_index(cuda_case *c, int32_t set)
 static void launch_select(cuda_case *c, int32_t set)
 {
     const index_bench *s = c->state;
-    dev_queue *q = &c->b->queue;
-    index_score_args a = args_of(c, set);
-    topk_args t = s->t;
-    dev_queue_fill(q, t.list_count, 0, (size_t)t.n_row * sizeof(int32_t));
-    for (int64_t col = 0, i = 0; col < c->p.len; col += s->piece, i++) {
-        a.col_begin = (int32_t)col;
-        a.col_end = (int32_t)(c->p.len - col < s->piece ? c->p.len : col + s->piece);
-        c->b->kern.index_score(&a, q);
-        t.id_base = (int32_t)col;
-        t.n_col = s->n_col + i * t.n_row;
-        c->b->kern.topk(&t, q);
-    }
+    index_select_args t = s->t;
+    t.in = args_of(c, set);
+    c->b->kern.index_select(&t, &c->b->queue);
 }
 
 /* ---- building -------------------------------------------------------------------------------- */
@@ -243,7 +232,7 @@ static kvs_status compare_list(cuda_case *c, int32_t row, const float *score, ch
                                kvs_error *err)
 {
     const index_bench *s = c->state;
-    const topk_args *t = &s->t;
+    const index_select_args *t = &s->t;
     const int32_t len = s->len[row];
     orc_cand *want = mem_alloc_array((size_t)len, sizeof *want, 0);
     int32_t *id = mem_alloc_array((size_t)t->k, sizeof *id, 0);
@@ -293,18 +282,18 @@ static kvs_status all_scores(cuda_case *c, int32_t row, float *score, kvs_error 
 static kvs_status check_select(cuda_case *c, check_result *r, kvs_error *err)
 {
     const index_bench *s = c->state;
-    const topk_args *t = &s->t;
+    const index_select_args *t = &s->t;
     float *score = mem_alloc_array((size_t)c->p.len, sizeof *score, 0);
     if (score == NULL) {
         return err_set(err, KVS_NOMEM, "no memory to check a row");
     }
-    const size_t list = (size_t)t->n_row * (size_t)t->k;
+    const size_t list = (size_t)s->a.n_row * (size_t)t->k;
     dev_cuda.fill(t->list_id, 0xFF, list * sizeof(int32_t));
     dev_cuda.fill(t->list_score, 0xFF, list * sizeof(float));
     launch_select(c, 0);
     dev_queue_sync(&c->b->queue);
     kvs_status st = dev_queue_check(&c->b->queue, err);
-    const int32_t rows[3] = {0, t->n_row / 2, t->n_row - 1};
+    const int32_t rows[3] = {0, s->a.n_row / 2, s->a.n_row - 1};
     for (int i = 0; i < 3 && st == KVS_OK && (i == 0 || rows[i] != rows[i - 1]); i++) {
         st = all_scores(c, rows[i], score, err);
         st = st == KVS_OK ? compare_scores(c, rows[i], score, r, err) : st;
@@ -346,48 +335,31 @@ kvs_status cuda_setup_index(cuda_case *c, kvs_error *err)
 
 static kvs_status make_lists(cuda_case *c, index_bench *s, kvs_error *err)
 {
-    topk_args *t = &s->t;
+    index_select_args *t = &s->t;
     void *p = NULL;
-    t->n_row = s->a.n_row;
+    t->in = s->a;
     t->k = c->p.topk;
-    t->score = s->a.score;
-    t->score_stride = s->a.score_stride;
-    const size_t list = (size_t)t->n_row * (size_t)t->k;
+    t->dcp = 1;
+    t->interleave = 1;
+    t->rank = 0;
+    const size_t n_row = (size_t)s->a.n_row;
+    const size_t list = n_row * (size_t)t->k;
     TRY(cuda_case_alloc(c, list * sizeof(int32_t), &p, err));
     t->list_id = p;
     TRY(cuda_case_alloc(c, list * sizeof(float), &p, err));
     t->list_score = p;
-    TRY(cuda_case_alloc(c, (size_t)t->n_row * sizeof(int32_t), &p, err));
+    TRY(cuda_case_alloc(c, n_row * sizeof(int32_t), &p, err));
     t->list_count = p;
-    const int64_t n_piece = (c->p.len + s->piece - 1) / s->piece;
-    int32_t *n_col = mem_alloc_array((size_t)(n_piece * t->n_row), sizeof *n_col, 0);
-    if (n_col == NULL) {
-        return err_set(err, KVS_NOMEM, "no memory for a case");
-    }
-    for (int64_t i = 0; i < n_piece * t->n_row; i++) {
-        const int64_t left = s->len[i % t->n_row] - i / t->n_row * s->piece;
-        n_col[i] = (int32_t)(left < 0 ? 0 : left < s->piece ? left : s->piece);
-    }
-    const kvs_status st =
-        put_array(c, n_col, (size_t)(n_piece * t->n_row) * sizeof *n_col, &p, err);
-    mem_free(n_col);
-    TRY(st);
-    s->n_col = p;
-    t->n_col = p;
-    t->scratch_bytes = c->b->kern.topk_scratch(t, &c->b->queue);
+    t->scratch_bytes = c->b->kern.index_select_scratch(t, &c->b->queue);
     return cuda_case_alloc(c, t->scratch_bytes, &t->scratch, err);
 }
 
 kvs_status cuda_setup_select(cuda_case *c, kvs_error *err)
 {
     TRY(new_state(c, err));
-    const int64_t n_row = (int64_t)c->p.batch * c->p.q;
-    const int64_t fit = ((int64_t)SCORE_MIB << 20) / (4 * n_row) / PIECE_UNIT * PIECE_UNIT;
-    const int64_t all = (c->p.len + PIECE_UNIT - 1) / PIECE_UNIT * PIECE_UNIT;
-    const int64_t piece = fit < PIECE_UNIT ? PIECE_UNIT : fit < all ? fit : all;
-    TRY(setup(c, (int32_t)piece, err));
+    TRY(setup(c, PIECE, err));
     TRY(make_lists(c, c->state, err));
-    c->byte += 8.0 * (double)n_row * c->p.topk;
+    c->byte += 8.0 * (double)c->p.batch * c->p.q * c->p.topk;
     c->launch = launch_select;
     c->check = check_select;
     return KVS_OK;

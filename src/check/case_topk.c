@@ -104,6 +104,7 @@ static void topk_run(const kern_table *t, check_case *k, dev_queue *q)
         a.score = ((const topk_args *)k->args)->score + done;
         a.id_base = id_base + done;
         topk_call(t, k, q, &a);
+        dev_queue_sync(q); /* before n_col changes */
         done += size;
     }
 }

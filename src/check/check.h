@@ -137,7 +137,7 @@ struct check_op {
 /* The ops in the order of KERN_OP_LIST. */
 const check_op *check_op_of(kern_op op);
 extern const check_op check_attn_op, check_merge_op, check_quant_q_op, check_index_quant_op,
-    check_index_score_op, check_topk_op, check_topk_merge_op, check_localise_op, check_kv_write_op,
+    check_index_score_op, check_index_select_op, check_topk_op, check_topk_merge_op, check_localise_op, check_kv_write_op,
     check_index_write_op, check_gather_op, check_norm_op, check_rope_op, check_act_op,
     check_route_op, check_gemm_op, check_mha_op;
 

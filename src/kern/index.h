@@ -83,6 +83,24 @@ typedef struct topk_args {
 typedef void (*topk_fn)(const topk_args *a, dev_queue *q);
 typedef size_t (*topk_scratch_fn)(const topk_args *a, const dev_queue *q);
 
+/* index_select: index_score and topk in one, without scores in memory: the k best keys of each row over
+ * all of [0, kv_len[r]), as positions (shard_pos of dcp, interleave and rank), ascending, with -1 and 0
+ * behind. The selection, the ties and the counters are those of index_score on the same machine followed
+ * by topk; a score of zero comes out as +0 or -0. Scratch grows with the device and with n_row * k at
+ * most, not with the context. */
+typedef struct index_select_args {
+    index_score_args in;         /* col_begin, col_end, score, score_stride and scratch are not read */
+    int32_t k;                   /* 1..32768                                                         */
+    int32_t dcp, interleave, rank;
+    int32_t *list_id;            /* [n_row, k] out                                                   */
+    float *list_score;           /* [n_row, k] out                                                   */
+    int32_t *list_count;         /* [n_row] out                                                      */
+    void *scratch;               /* index_select_scratch bytes, 64-byte aligned                      */
+    size_t scratch_bytes;
+} index_select_args;
+typedef void (*index_select_fn)(const index_select_args *a, dev_queue *q);
+typedef size_t (*index_select_scratch_fn)(const index_select_args *a, const dev_queue *q);
+
 /* topk_merge: n_list candidate lists per row (ids distinct over all lists, each list ascending) -> the
  * worst member of the k best of their union. A candidate belongs to the set iff its score is larger than
  * cut_score or equal to it with an id <= cut_id. n_total = min(k, candidates); with n_total 0 the cut is

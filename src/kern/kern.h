@@ -31,8 +31,8 @@ extern "C" {
 
 /* op name, slot of the function, slot of its scratch query or "none" */
 #define KERN_OP_LIST(X)                                                                                 \
-    X(attn) X(merge) X(quant_q) X(index_quant) X(index_score) X(topk) X(topk_merge) X(localise)        \
-    X(kv_write) X(index_write) X(gather)                                                                \
+    X(attn) X(merge) X(quant_q) X(index_quant) X(index_score) X(index_select) X(topk) X(topk_merge)    \
+    X(localise) X(kv_write) X(index_write) X(gather)                                                    \
     X(norm) X(rope) X(act) X(route) X(gemm) X(mha)
 
 typedef enum kern_op {
@@ -53,6 +53,8 @@ typedef struct kern_table {
     index_quant_fn index_quant;
     index_score_fn index_score;
     index_score_scratch_fn index_score_scratch;
+    index_select_fn index_select;
+    index_select_scratch_fn index_select_scratch;
     topk_fn topk;
     topk_scratch_fn topk_scratch;
     topk_merge_fn topk_merge;

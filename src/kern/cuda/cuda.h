@@ -34,9 +34,11 @@ void index_quant_sm90(const index_quant_args *a, dev_queue *q);
 void kv_write_sm90(const kv_write_args *a, dev_queue *q);
 void index_write_sm90(const index_write_args *a, dev_queue *q);
 void gather_sm90(const gather_args *a, dev_queue *q);
-/* index_sm90.cu, topk.cu, localise.cu */
+/* index_sm90.cu, index_select_sm90.cu, topk.cu, localise.cu */
 void index_score_sm90(const index_score_args *a, dev_queue *q);
 size_t index_score_scratch_sm90(const index_score_args *a, const dev_queue *q);
+void index_select_sm90(const index_select_args *a, dev_queue *q);
+size_t index_select_scratch_sm90(const index_select_args *a, const dev_queue *q);
 void topk_sm90(const topk_args *a, dev_queue *q);
 size_t topk_scratch_sm90(const topk_args *a, const dev_queue *q);
 void topk_merge_sm90(const topk_merge_args *a, dev_queue *q);
@@ -45,6 +47,11 @@ void localise_sm90(const localise_args *a, dev_queue *q);
 size_t localise_scratch_sm90(const localise_args *a, const dev_queue *q);
 
 /* Why the args are not for the kernel; NULL where they are. */
+const char *index_score_refuses_sm90(const void *args);
+const char *index_select_refuses_sm90(const void *args);
+const char *topk_refuses_sm90(const void *args);
+const char *topk_merge_refuses_sm90(const void *args);
+const char *localise_refuses_sm90(const void *args);
 const char *merge_refuses_sm90(const void *args);
 const char *quant_q_refuses_sm90(const void *args);
 const char *index_quant_refuses_sm90(const void *args);

@@ -10,6 +10,10 @@
  * bounds; over n keys in steps of 16 it is (17/2 + 2) / 32 n, about n / 3. */
 #include "kern/cuda/cuda.h"
 
+/* FP8 products keep about 13 bits behind the largest of 32 products and the accumulator, cutting the rest:
+ * docs/kernels-hopper.md, "Index and selection". */
+#define INDEX_DOT_U 46341.0f
+
 #define SM90_APPLY(op)                                                                                  \
     static void apply_##op(kern_table *t)                                                               \
     {                                                                                                   \
@@ -22,12 +26,28 @@ SM90_APPLY(kv_write)
 SM90_APPLY(index_write)
 SM90_APPLY(gather)
 
+/* With the scratch that the op asks for. */
+#define SM90_APPLY_SCRATCH(op)                                                                          \
+    static void apply_##op(kern_table *t)                                                               \
+    {                                                                                                   \
+        t->op = op##_sm90;                                                                              \
+        t->op##_scratch = op##_scratch_sm90;                                                            \
+    }
+SM90_APPLY_SCRATCH(index_score)
+SM90_APPLY_SCRATCH(index_select)
+SM90_APPLY_SCRATCH(topk)
+SM90_APPLY_SCRATCH(topk_merge)
+SM90_APPLY_SCRATCH(localise)
+
 /* Kernels that give the reference's bits. */
 #define SM90_EXACT(op) {KERN_OP_##op, "sm90", 0, apply_##op, KERN_CUDA, 0, op##_refuses_sm90, 0, 0}
 
 static const kern_variant g_variants[] = {
     SM90_EXACT(merge),    SM90_EXACT(quant_q),     SM90_EXACT(index_quant),
     SM90_EXACT(kv_write), SM90_EXACT(index_write), SM90_EXACT(gather),
+    SM90_EXACT(topk_merge), SM90_EXACT(topk),     SM90_EXACT(localise),
+    {KERN_OP_index_score, "sm90", 0, apply_index_score, KERN_CUDA, 0, index_score_refuses_sm90, INDEX_DOT_U, 0},
+    {KERN_OP_index_select, "sm90", 0, apply_index_select, KERN_CUDA, 0, index_select_refuses_sm90, INDEX_DOT_U, 0},
 };
 
 const kern_variant *cuda_variants(int32_t *n)

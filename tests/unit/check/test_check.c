@@ -251,6 +251,35 @@ static void score_by_place(const index_score_args *a, dev_queue *q)
     }
 }
 
+/* The last member of a full list gives way to the key behind it on the rank. */
+static void select_high_ties(const index_select_args *a, dev_queue *q)
+{
+    g_ref.index_select(a, q);
+    for (int64_t row = 0; row < a->in.n_row; row++) {
+        if (a->list_count[row] == a->k && a->interleave == 1 && a->in.kv_len[row] > a->k) {
+            a->list_id[(row + 1) * a->k - 1] += a->dcp;
+        }
+    }
+}
+
+static void select_local_ids(const index_select_args *a, dev_queue *q)
+{
+    index_select_args b = *a;
+    b.dcp = 1;
+    b.rank = 0;
+    g_ref.index_select(&b, q);
+}
+
+static void select_scores_behind(const index_select_args *a, dev_queue *q)
+{
+    g_ref.index_select(a, q);
+    for (int64_t row = 0; row < a->in.n_row; row++) {
+        for (int32_t i = a->list_count[row]; i < a->k; i++) {
+            a->list_score[row * a->k + i] = -INFINITY;
+        }
+    }
+}
+
 static void topk_high_ties(const topk_args *a, dev_queue *q)
 {
     g_ref.topk(a, q);
@@ -494,6 +523,9 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
     Y(index_quant, index_quant_no_heads, "random", 12)                                             \
     X(index_score, score_nan_is_zero, "nan", 12)                                                   \
     X(index_score, score_by_place, "alone", 12)                                                    \
+    X(index_select, select_high_ties, "ties", 12)                                                  \
+    X(index_select, select_local_ids, "random", 12)                                                \
+    X(index_select, select_scores_behind, "bad", 12)                                               \
     X(topk, topk_high_ties, "patterns", 12)                                                        \
     X(topk, topk_forgets_list, "list", 12)                                                         \
     X(topk, topk_forgets_list, "stream", 12)                                                       \
@@ -531,6 +563,9 @@ WRONG(quant_q, quant_q_floor)
 WRONG(index_quant, index_quant_no_heads)
 WRONG_SCRATCH(index_score, score_nan_is_zero)
 WRONG_SCRATCH(index_score, score_by_place)
+WRONG_SCRATCH(index_select, select_high_ties)
+WRONG_SCRATCH(index_select, select_local_ids)
+WRONG_SCRATCH(index_select, select_scores_behind)
 WRONG_SCRATCH(topk, topk_high_ties)
 WRONG_SCRATCH(topk, topk_forgets_list)
 WRONG_SCRATCH(topk, topk_writes_input)

@@ -27,6 +27,8 @@ static int slots_filled(const kern_table *t, kern_op op)
         return t->index_quant != NULL;
     case KERN_OP_index_score:
         return t->index_score != NULL && t->index_score_scratch != NULL;
+    case KERN_OP_index_select:
+        return t->index_select != NULL && t->index_select_scratch != NULL;
     case KERN_OP_topk:
         return t->topk != NULL && t->topk_scratch != NULL;
     case KERN_OP_topk_merge:
