@@ -44,6 +44,17 @@ static int open_retry(const char *path, int flags)
     return fd;
 }
 
+/* Opens for reading without waiting for the writer of a named pipe; reading waits as usual. */
+static int open_read(const char *path)
+{
+    const int fd = open_retry(path, O_RDONLY | O_NONBLOCK);
+    const int flags = fd >= 0 ? fcntl(fd, F_GETFL) : -1;
+    if (flags >= 0) {
+        (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+    }
+    return fd;
+}
+
 kvs_status file_open(file *f, const char *path, kvs_error *err)
 {
     *f = (file){.fd = -1};
@@ -51,7 +62,7 @@ kvs_status file_open(file *f, const char *path, kvs_error *err)
     if (copy == NULL) {
         return err_set(err, KVS_NOMEM, "%s: no memory to open it", path);
     }
-    const int fd = open_retry(path, O_RDONLY);
+    const int fd = open_read(path);
     if (fd < 0) {
         const kvs_status st = io_error(err, path, "open");
         mem_free(copy);

@@ -29,7 +29,7 @@ kvs_status file_pread(const file *f, void *buf, size_t n, int64_t off, kvs_error
 kvs_status file_pwrite(const file *f, const void *buf, size_t n, int64_t off, kvs_error *err);
 
 /* The whole file in a block for mem_free, followed by a NUL that *n does not count. A file larger
- * than limit is KVS_LIMIT. Pipes work. On failure *data is NULL. */
+ * than limit is KVS_LIMIT. Pipes work; a named one that nobody writes to is empty. On failure *data is NULL. */
 kvs_status file_read_all(const char *path, size_t limit, char **data, size_t *n, kvs_error *err);
 
 /* A read-only mapping of a whole file; an empty file gives data NULL and n 0. */

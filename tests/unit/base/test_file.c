@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -298,6 +299,43 @@ static void a_full_disk_leaves_the_old_file(void **state)
     mem_free(data);
 }
 
+/* Ends at once, or the test's time is up. */
+static void a_named_pipe_without_a_writer_is_not_waited_for(void **state)
+{
+    (void)state;
+    kvs_error err = {0};
+    assert_int_equal(mkfifo(at("p"), 0666), 0);
+    alarm(20);
+    char *data = NULL;
+    size_t n = 1;
+    assert_int_equal(file_read_all(at("p"), 100, &data, &n, &err), KVS_OK);
+    assert_int_equal(n, 0);
+    mem_free(data);
+    file_map m;
+    assert_int_equal(file_map_open(&m, at("p"), &err), KVS_IO);
+    assert_non_null(strstr(err.text, "not a regular file"));
+    /* One whose writer is there but slow is read to its end. */
+    const int reader = open(at("p"), O_RDONLY | O_NONBLOCK);
+    const int writer = open(at("p"), O_WRONLY);
+    assert_true(reader >= 0 && writer >= 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        close(reader);
+        usleep(200000);
+        _exit(write(writer, "late", 4) == 4 ? 0 : 1);
+    }
+    close(writer);
+    assert_int_equal(file_read_all(at("p"), 100, &data, &n, &err), KVS_OK);
+    assert_string_equal(data, "late");
+    mem_free(data);
+    alarm(0);
+    close(reader);
+    int status = 1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(unlink(at("p")), 0);
+}
+
 static void what_is_no_regular_file_keeps_its_name(void **state)
 {
     (void)state;
@@ -358,6 +396,7 @@ int main(void)
         cmocka_unit_test(replacement_is_all_or_nothing),
         cmocka_unit_test(a_full_disk_leaves_the_old_file),
         cmocka_unit_test(what_is_no_regular_file_keeps_its_name),
+        cmocka_unit_test(a_named_pipe_without_a_writer_is_not_waited_for),
         cmocka_unit_test(no_memory_is_an_error_without_a_leak),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
