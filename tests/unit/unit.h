@@ -14,4 +14,14 @@
 
 #define UNIT_COUNT(table) (sizeof(table) / sizeof *(table))
 
+/* 1 under sanitizers of memory or threads, and under the one of threads: a test that is long there takes the cases
+ * that these can say something about. */
+#ifdef __SANITIZE_THREAD__
+enum { UNIT_TSAN = 1, UNIT_SANITIZED = 1 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { UNIT_TSAN = 0, UNIT_SANITIZED = 1 };
+#else
+enum { UNIT_TSAN = 0, UNIT_SANITIZED = 0 };
+#endif
+
 #endif

@@ -34,7 +34,7 @@ static const variant g_variants[] = {
 /* Under valgrind a few small cases have to do. */
 static bool slow(void)
 {
-    return getenv("KVS_VALGRIND") != NULL;
+    return UNIT_TSAN || getenv("KVS_VALGRIND") != NULL;
 }
 
 enum { RED = 16 }; /* floats behind each output that must stay as they were */
