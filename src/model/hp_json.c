@@ -260,9 +260,10 @@ static kvs_status read_tokens(hp *h, const json_t *root, kvs_error *err)
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_is_array(eos) ? json_array_get(eos, i) : eos;
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
-        if (id < 0 || id > INT32_MAX) {
+        if (id < 0 || id >= h->vocab) {
             return err_set(err, KVS_FORMAT,
-                           "config.json: eos_token_id is no token or list of tokens");
+                           "config.json: eos_token_id is no token of 0 to %d or list of such",
+                           h->vocab - 1);
         }
         h->eos[h->n_eos++] = (int32_t)id;
     }

@@ -254,7 +254,7 @@ static bool skippable(const hp *h, const char *name, int32_t n)
     }
     char *rest = NULL;
     const long layer = strtol(name + sizeof k_layers - 1, &rest, 10);
-    if (layer >= n && layer >= h->n_layer) {
+    if (layer >= n && layer >= h->n_layer && layer < h->n_layer + h->n_mtp) {
         return true; /* a draft layer that is not open */
     }
     for (size_t i = 0; i < sizeof end / sizeof *end; i++) {

@@ -213,6 +213,8 @@ static void each_bad_value_is_refused_by_its_key(void **state)
         {"vocab_size", "\"129280\"", KVS_FORMAT},
         {"vocab_size", "129280.0", KVS_FORMAT},
         {"vocab_size", "16777217", KVS_FORMAT},
+        {"eos_token_id", "129280", KVS_FORMAT}, /* none of 129280 */
+        {"eos_token_id", "[1, -1]", KVS_FORMAT},
         {"hidden_size", "-7168", KVS_FORMAT},
         {"hidden_size", "65537", KVS_FORMAT},
         {"intermediate_size", "9223372036854775807", KVS_FORMAT},
