@@ -86,6 +86,20 @@ static inline bool cuda_refused(dev_queue *q, const char *why)
     return why != NULL;
 }
 
+/* Lets blocks of a kernel have `bytes` of shared memory on the current device; *done, one word per kernel,
+ * remembers for which devices that has been asked. */
+template <typename F>
+static inline void cuda_shared_max(F *kernel, size_t bytes, uint64_t *done)
+{
+    int device = 0;
+    (void)cudaGetDevice(&device);
+    const uint64_t bit = (uint64_t)1 << (device & 63);
+    if ((__atomic_load_n(done, __ATOMIC_RELAXED) & bit) == 0) {
+        (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        (void)__atomic_fetch_or(done, bit, __ATOMIC_RELAXED);
+    }
+}
+
 static inline bool cuda_aligned16(const void *p)
 {
     return ((uintptr_t)p & 15u) == 0;

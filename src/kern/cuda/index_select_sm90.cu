@@ -60,7 +60,7 @@ typedef struct part {
     int32_t in_shared;      /* its lists are still in shared memory           */
 } part;
 
-typedef struct sel_state {
+typedef struct alignas(16) sel_state {
     ix_ring ring;
     ix_share share;
     int64_t warp[IX_THREADS / 32];
@@ -628,8 +628,8 @@ template <int NH, int R> void launch(const sel_kernel_args &a, dev_queue *q)
 {
     static_assert(select_smem<NH, R>() <= 232448, "shared memory of a block");
     const size_t smem = select_smem<NH, R>();
-    cudaFuncSetAttribute(select_kernel<NH, R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)smem);
+    static uint64_t done;
+    cuda_shared_max(select_kernel<NH, R>, smem, &done);
     cudaLaunchAttribute attr = {};
     attr.id = cudaLaunchAttributeCooperative;
     attr.val.cooperative = 1;

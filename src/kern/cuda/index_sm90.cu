@@ -8,7 +8,7 @@ namespace
 
 enum { STORE_ROWS = 4, STORE_STAGE = 12, F32_THREADS = 128, F32_PITCH = KVS_INDEX_DIM + 4 };
 
-typedef struct store_shared {
+typedef struct alignas(16) store_shared {
     ix_ring ring;
     ix_share share;
     int64_t warp[IX_THREADS / 32];
@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(F32_THREADS)
 template <int NH> void launch_store(const index_score_args *a, dev_queue *q)
 {
     const size_t smem = store_smem<NH>();
-    cudaFuncSetAttribute(score_kernel<NH>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    static uint64_t done;
+    cuda_shared_max(score_kernel<NH>, smem, &done);
     score_kernel<NH>
         <<<(unsigned)(q->n_sm > 0 ? q->n_sm : 1), IX_THREADS, smem, cuda_stream(q)>>>(*a);
 }

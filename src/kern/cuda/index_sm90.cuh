@@ -216,19 +216,22 @@ static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t m
 {
     const int32_t tid = threadIdx.x;
     const int32_t n_warp = IX_THREADS / 32;
+    const bool one_pass = a.n_row <= IX_THREADS; /* a thread has one row or none */
     int64_t sum = 0;
     for (int64_t i = tid; i < a.n_row; i += IX_THREADS) {
         sum +=
             ix_is_start(a, (int32_t)i, most) ? ix_group_at(a, (int32_t)i, most, fixed).n_tile : 0;
     }
-    sum = ix_warp_scan(sum);
+    const int64_t scan = ix_warp_scan(sum);
     if (tid % 32 == 31) {
-        warp[tid / 32] = sum;
+        warp[tid / 32] = scan;
     }
     __syncthreads();
     int64_t n_all = 0;
+    int64_t lower = 0;
     for (int32_t w = 0; w < n_warp; w++) {
         n_all += warp[w];
+        lower += w < tid / 32 ? warp[w] : 0;
     }
     const int64_t begin = ix_cut(n_all, blockIdx.x);
     const int64_t end = ix_cut(n_all, (int64_t)blockIdx.x + 1);
@@ -238,6 +241,16 @@ static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t m
         s->end = end;
         s->base = 0;
         s->row = 0;
+    }
+    __syncthreads();
+    if (one_pass) {
+        const int64_t before = lower + scan - sum;
+        if (sum > 0 && before <= begin && begin < before + sum) {
+            s->base = before;
+            s->row = tid;
+        }
+        __syncthreads();
+        return;
     }
     int64_t done = 0;
     for (int64_t at = 0; at < a.n_row && begin < end && done <= begin; at += IX_THREADS) {

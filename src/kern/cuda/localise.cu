@@ -233,7 +233,8 @@ void localise_sm90(const localise_args *a, dev_queue *q)
         room *= 2;
     }
     const size_t smem = (size_t)room * sizeof(int32_t);
-    cudaFuncSetAttribute(localise_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    static uint64_t done;
+    cuda_shared_max(localise_kernel, MAX_K * sizeof(int32_t), &done);
     localise_kernel<<<cuda_blocks(q, a->n_row, 1, 64), SEL_TEAM, smem, cuda_stream(q)>>>(*a);
     cuda_launched(q, "localise_sm90");
 }
