@@ -346,6 +346,9 @@ static int check_options(const bench *b, const char *op, bool whole)
                             op != NULL ? op : "without an op");
         }
     }
+    if (is_cuda(b) && given(b, "deterministic")) {
+        return cli_fail(CLI_USAGE, "--deterministic: on cuda name the variant instead, --kernels attn=...");
+    }
     if (whole && is_cuda(b)) {
         return cli_fail(CLI_USAGE, "--device cuda: bench %s runs on the CPU: leave it out", op);
     }

@@ -38,6 +38,8 @@ static void what_does_not_go_with_a_device_is_a_usage_error(void **state)
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--cpu", "avx2"), 2, "--cpu");
     prog_expect(RUN_ENV(hidden, "bench", "gemm", "--device", "cuda"), 2, "use attn, index, select");
     prog_expect(RUN_ENV(hidden, "bench", "attn", "--device", "cuda", "--warm"), 2, "warm");
+    prog_expect(RUN_ENV(hidden, "bench", "attn", "--device", "cuda", "--deterministic"), 2,
+                "--kernels attn=");
     prog_expect(RUN_ENV(hidden, "bench", "decode", "--device", "cuda"), 2, "runs on the CPU");
     prog_expect(RUN_ENV(hidden, "run", "--device", "cuda", "-p", "x"), 2, "use cpu");
     prog_expect(RUN_ENV(hidden, "check", "--device", "rocm"), 2, "use one of cpu, cuda");
