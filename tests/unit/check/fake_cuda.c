@@ -304,6 +304,14 @@ static void kv_write_fake(const kv_write_args *a, dev_queue *q)
     }
 }
 
+static void index_select_fake(const index_select_args *a, dev_queue *q)
+{
+    ref()->index_select(a, q);
+    if (fake.wrong && a->in.n_row > 0 && a->list_count[0] > 0) {
+        a->list_id[0]++;
+    }
+}
+
 static void topk_fake(const topk_args *a, dev_queue *q)
 {
     ref()->topk(a, q);
@@ -378,6 +386,12 @@ static void apply_index_score(kern_table *t)
     t->index_score_scratch = ref()->index_score_scratch;
 }
 
+static void apply_index_select(kern_table *t)
+{
+    t->index_select = index_select_fake;
+    t->index_select_scratch = ref()->index_select_scratch;
+}
+
 static void apply_topk(kern_table *t)
 {
     t->topk = topk_fake;
@@ -392,6 +406,7 @@ static const kern_variant g_variants[] = {
     {KERN_OP_quant_q, "sm90", 0, apply_quant_q, KERN_CUDA, 0, quant_q_refuses, 0, 0},
     {KERN_OP_merge, "sm90", 0, apply_merge, KERN_CUDA, 0, merge_refuses, 0, 0},
     {KERN_OP_index_score, "sm90", 0, apply_index_score, KERN_CUDA, 0, index_score_refuses, 0, 0},
+    {KERN_OP_index_select, "sm90", 0, apply_index_select, KERN_CUDA, 0, NULL, 0, 0},
     {KERN_OP_topk, "sm90", 0, apply_topk, KERN_CUDA, 0, NULL, 0, 0},
 };
 

@@ -158,6 +158,7 @@ typedef struct rows {
     int n;
     kvs_bench_row last;
     char name[4][40];
+    double gflop[4];
 } rows;
 
 static void on_row(void *ctx, const kvs_bench_row *r)
@@ -165,6 +166,7 @@ static void on_row(void *ctx, const kvs_bench_row *r)
     rows *x = ctx;
     if (x->n < 4) {
         snprintf(x->name[x->n], sizeof x->name[0], "%s", r->name);
+        x->gflop[x->n] = r->gflop;
     }
     x->last = *r;
     x->n++;
@@ -213,6 +215,9 @@ static void sparse_attention_is_timed_and_checked(void **state)
     assert_string_equal(x.name[2], "2x2 h3 k70 holes");
     assert_true(x.last.graph_us > 0.0 && x.last.invalid == 1.0 && x.last.gflop == 0.0);
     assert_true(fake.n_graph > 0);
+    /* a shard of four has about a quarter of the keys, and half the entries are half the work */
+    assert_true(x.gflop[1] > 0.15 * x.gflop[0] && x.gflop[1] < 0.35 * x.gflop[0]);
+    assert_true(x.gflop[2] > 0.49 * x.gflop[0] && x.gflop[2] < 0.51 * x.gflop[0]);
     nothing_is_left();
     c.n_invalid = 2;
     fake.wrong = 1;
