@@ -57,7 +57,8 @@ static void every_case_is_aligned_for_a_device(void **state)
 {
     (void)state;
     static const char *const ops[] = {"kv_write", "gather",  "index_write",
-                                      "quant_q",  "merge",   "index_score", "topk"};
+                                      "quant_q", "merge", "index_score", "index_select",
+                                      "topk"};
     static lines l;
     for (size_t i = 0; i < UNIT_COUNT(ops); i++) {
         kvs_check_result r;
