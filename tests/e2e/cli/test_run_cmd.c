@@ -379,6 +379,35 @@ static void a_json_file_that_cannot_be_made_is_told_first(void **state)
     prog_free(&p);
 }
 
+/* None of them is taken and ignored. */
+static void settings_of_the_maths_change_the_logits(void **state)
+{
+    (void)state;
+    static const char *const cell[][4] = {
+        {"--kv", "bf16"},
+        {"--kv", "f32", "--index-kv", "f32"},
+        {"--hadamard"},
+        {"--latent-eps", "0.01"},
+        {"--scale-rule", "exact"},
+        {"--selection-last"},
+        {"--repeat-penalty", "0.01"},
+        {"--temp", "2"},
+    };
+    const char *text = text_of(70);
+    json_t *plain = ANSWER("-p", text, "-n", "8", "--ignore-eos");
+    for (size_t i = 0; i < UNIT_COUNT(cell); i++) {
+        const char *words[16] = {"run", "-m", model, "--json", "-",
+                                 "-p",  text, "-n",  "8",      "--ignore-eos"};
+        memcpy(words + 10, cell[i], sizeof cell[i]);
+        json_t *j = answer(words);
+        if (strcmp(text_at(j, "logits_digest"), text_at(plain, "logits_digest")) == 0) {
+            fail_msg("%s changes nothing", cell[i][0]);
+        }
+        json_decref(j);
+    }
+    json_decref(plain);
+}
+
 /* A device or a folder is no place for a file that is replaced; told before the work, and left as it is. */
 static void files_to_write_are_looked_at_first(void **state)
 {
@@ -468,8 +497,8 @@ static void plan_and_run_refuse_alike(void **state)
         const char *option, *value;
         int code;
     } want[] = {
-        {"--dcp", "3", 1},  {"--dcp", "16", 1},      {"--interleave", "3", 1}, {"--tp", "3", 1},
-        {"--kv", "fp8", 1}, {"--ctx", "99999", 1},   {"--dcp", "0", 2},        {"--mtp", "8", 2},
+        {"--dcp", "3", 1},  {"--dcp", "16", 1},    {"--interleave", "3", 1}, {"--tp", "3", 1},
+        {"--kv", "fp8", 1}, {"--ctx", "99999", 1}, {"--dcp", "0", 2},        {"--mtp", "8", 2},
         {"--kv", "fp9", 2}, {"--dcp", "three", 2},
     };
     for (size_t i = 0; i < UNIT_COUNT(want); i++) {
@@ -575,6 +604,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_conversation_is_put_into_the_models_form),
         cmocka_unit_test(a_place_of_the_prompt_is_found_in_the_selection),
         cmocka_unit_test(a_json_file_that_cannot_be_made_is_told_first),
+        cmocka_unit_test(settings_of_the_maths_change_the_logits),
         cmocka_unit_test(files_to_write_are_looked_at_first),
         cmocka_unit_test(an_answer_that_nobody_can_read_ends),
         cmocka_unit_test(refusals_say_what_would_work),
