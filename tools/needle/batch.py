@@ -2,7 +2,7 @@
 
 Every row starts at a random place of the token stream. Items (facts, questions) go in at ends of
 sentences, a question always after its fact; text continues behind an item where it stopped. Names
-differ from row to row; two fifths of them are one syllable away from another name of the same row.
+differ from row to row; many of a row look alike, and those are asked for most.
 Everything is drawn with the generator passed in and no step waits for the device.
 """
 import torch
@@ -71,38 +71,76 @@ class Source:
 
 
 def draw_names(src, rows, count, gen):
-    """[rows, count, NAME] token ids, [rows, count] lengths. No held-out triple."""
+    """[rows, count, NAME] token ids, [rows, count] lengths, [rows, count] look-alikes. No held-out triple.
+
+    A share of each row, 0 to 9 tenths, are look-alikes of another name of the row, of its kind: one
+    syllable is another one, or a copy of a neighbour, or two change places. Names of a row differ.
+    """
     dev, n = src.device, src.count
-    syl = torch.randint(n, (rows, count, 4), generator=gen, device=dev)
-    other = torch.randint(1 << 30, (rows, count), generator=gen, device=dev)
-    other = other % torch.arange(count, device=dev).clamp_min(1)
-    near = torch.rand(rows, count, generator=gen, device=dev) < 0.4
+
+    def draw(high, *shape):
+        return torch.randint(high, shape, generator=gen, device=dev)
+
+    def chance(*shape):
+        return torch.rand(*shape, generator=gen, device=dev)
+
+    near = chance(rows, count) < 0.9 * chance(rows, 1)
     near[:, 0] = False
-    copied = syl.gather(1, other[..., None].expand(-1, -1, 4))
-    which = torch.randint(3, (rows, count, 1), generator=gen, device=dev)
-    step = torch.randint(1, n, (rows, count, 1), generator=gen, device=dev)
-    changed = torch.where(torch.arange(4, device=dev) == which, (copied + step) % n, copied)
+    order = torch.arange(count, device=dev)
+    root = torch.where(near, draw(1 << 30, rows, count) % order.clamp_min(1), order)
+    for _ in range(7):                                      # 2^7 > the longest chain there is
+        root = root.gather(1, root)
+    kind = chance(rows, count).gather(1, root)
+    is_two, is_free = (kind > 0.7) & (kind <= 0.85), kind > 0.85
+
+    # syllables: three or four of them, then one change to those of the root
+    syl = draw(n, rows, count, 4).gather(1, root[..., None].expand(-1, -1, 4))
+    size = 3 + is_two.long()
+    place = torch.arange(4, device=dev)
+    at = draw(12, rows, count) % size
+    to = (at + 1 + draw(12, rows, count) % (size - 1)) % size
+    here, there = syl.gather(2, at[..., None]), syl.gather(2, to[..., None])
+    how = chance(rows, count)[..., None]
+    value = torch.where(how < 0.25, there, (here + 1 + draw(n - 1, rows, count, 1)) % n)
+    is_at, is_to = place == at[..., None], place == to[..., None]
+    changed = torch.where(is_at, torch.where(how < 0.5, there, value), syl)
+    changed = torch.where(is_to & (how >= 0.25) & (how < 0.5), here, changed)
     syl = torch.where(near[..., None], changed, syl)
+
+    word = src.words[draw(len(src.words), rows, count, 1)]
+    rest = src.tails[draw(len(src.tails), rows, count, NAME - 1)]
+    free_len = (1 + draw(4, rows, count)).gather(1, root)
+    fresh = torch.cat((word, rest), -1)
+    swap = near[..., None] & (torch.arange(NAME, device=dev) == (draw(12, rows, count) % free_len)[..., None])
+    free = torch.where(swap, fresh, fresh.gather(1, root[..., None].expand(-1, -1, NAME)))
+
+    ids, length = spell(src, syl, is_two, is_free, free, free_len)
+    # a name that the row has already becomes a new one, of three syllables
+    factor = torch.randint(1 << 40, (NAME,), generator=gen, device=dev)
+    key = (ids * factor * (torch.arange(NAME, device=dev) < length[..., None])).sum(-1)
+    again = (key[:, :, None] == key[:, None, :]).tril(-1).any(-1)
+    syl = torch.where(again[..., None], draw(n, rows, count, 4), syl)
+    ids, length = spell(src, syl, is_two & ~again, is_free & ~again, free, free_len)
+    return ids, length, near & ~again
+
+
+def spell(src, syl, is_two, is_free, free, free_len):
+    """Tokens and lengths: three syllables, or two pairs of them, or `free`."""
+    n = src.count
     held = (7 * syl[..., 0] + 3 * syl[..., 1] + 5 * syl[..., 2]) % 8 == 0
-    syl[..., 2] = torch.where(held, (syl[..., 2] + 1) % n, syl[..., 2])
     a, b, c, d = syl.unbind(-1)
+    c = torch.where(held & ~is_two, (c + 1) % n, c)
     triple = (a * n + b) * n + c
     first, second = a * n + b, c * n + d
     pad = NAME - src.triple.shape[1]
     one = torch.nn.functional.pad(src.triple[triple], (0, pad))
     one_len = src.triple_len[triple]
-    slot = torch.arange(NAME, device=dev)
+    slot = torch.arange(NAME, device=syl.device)
     head, head_len = src.pair[first], src.pair_len[first][..., None]
     tail = src.pair[second]
     two = torch.where(slot < head_len, torch.nn.functional.pad(head, (0, pad)),
                       tail.gather(-1, (slot - head_len).clamp(0, tail.shape[-1] - 1)))
     two_len = head_len[..., 0] + src.pair_len[second]
-    word = src.words[torch.randint(len(src.words), (rows, count, 1), generator=gen, device=dev)]
-    rest = src.tails[torch.randint(len(src.tails), (rows, count, NAME - 1), generator=gen, device=dev)]
-    free, free_len = torch.cat((word, rest), -1), torch.randint(1, 5, (rows, count), generator=gen, device=dev)
-    # the kind of a name follows that of the name it was copied from where both draws agree
-    kind = torch.rand(rows, count, generator=gen, device=dev)
-    is_two, is_free = (kind > 0.7) & (kind <= 0.85) & ~near, (kind > 0.85) & ~near
     ids = torch.where(is_two[..., None], two, torch.where(is_free[..., None], free, one))
     return ids, torch.where(is_two, two_len, torch.where(is_free, free_len, one_len))
 
@@ -150,10 +188,11 @@ def make(src, rows, length, facts, questions, plain, answer_weight, gen):
     is_q = torch.arange(items, device=dev) >= facts
     order = torch.arange(items, device=dev) - facts * is_q
     active = torch.where(is_q, order < n_ask[:, None], order < n_fact[:, None])
-    name, name_len = draw_names(src, rows, facts, gen)
+    name, name_len, near = draw_names(src, rows, facts, gen)
     digits = torch.randint(10, (rows, facts, names.DIGITS), generator=gen, device=dev)
-    asks = (torch.rand(rows, questions, generator=gen, device=dev) * n_fact[:, None]).long()
+    asks = (torch.rand(2, rows, questions, generator=gen, device=dev) * n_fact[:, None]).long()
     asks = asks.clamp_max(facts - 1)
+    asks = torch.where(near.gather(1, asks[0]), asks[0], asks[1])
     of = torch.cat((torch.arange(facts, device=dev).expand(rows, -1), asks), 1)      # item -> fact
     u = torch.rand(rows, items, generator=gen, device=dev)
     fact_u = u[:, :facts]
@@ -200,7 +239,9 @@ def make(src, rows, length, facts, questions, plain, answer_weight, gen):
     # the answer's space and full stop are learned in full, the sentence around a name lightly
     item_w = torch.full(item_tok.shape, 0.2, device=dev)
     item_w = torch.where((slot == 0) | ((slot >= p) & (inside < 0)), 0.0, item_w)
-    item_w = torch.where(is_digit, answer_weight * q3.float(), item_w)
+    # which fact is copied shows in the first digit; the others follow it
+    digit_w = answer_weight * torch.where(inside == d_at, 3.0, 0.6) * q3.float()
+    item_w = torch.where(is_digit, digit_w, item_w)
     item_w = torch.where(q3 & ((inside == d_at - 1) | (inside == d_at + names.DIGITS)), 1.0, item_w)
     place = start[..., None] + slot
     valid = (slot < size[..., None]) & (place < length)

@@ -2,11 +2,11 @@
 """Evaluates a checkpoint as an engine would run it: chunked prefill, selection, absorbed attention
 over a cache whose latents and index vectors went through e4m3 with power-of-two scales.
 
-    evaluate.py --data DATA --weights CKPT [--lengths 1024,8192,32768,131072] [--contexts 4]
+    evaluate.py --data DATA --weights CKPT [--lengths 1024,8192,32768,131072] [--contexts 20,20,8,2]
 
-Needle: held-out text of about the length asked, 11 wanted facts at depths 0, 10, ... 100 % and
-distractors for other held-out names between them. One prefill serves all questions: each is
-appended to the same context on its own. An answer is right if all six digits are the argmax, each
+Needle: held-out text of about the length asked, 11 facts at depths 0, 10, ... 100 % and distractors
+for other held-out names between them; every fact is asked for, the distractors too. One prefill
+serves all questions: each is appended to the same context on its own. An answer is right if all six digits are the argmax, each
 given the digits before it; that is what greedy generation would write. The control replaces every
 selection by the last 128 positions.
 """
@@ -38,6 +38,8 @@ class Cache:
         self.c = torch.zeros(n, room, m.KV_LORA, dtype=torch.bfloat16, device=device)
         self.pe = torch.zeros(n, room, m.ROPE, dtype=torch.bfloat16, device=device)
         self.ki = torch.zeros(3, room, m.INDEX_DIM, dtype=torch.bfloat16, device=device)
+        self.pos = torch.zeros(room, dtype=torch.long, device=device)
+        self.owner = torch.full((room,), -1, dtype=torch.long, device=device)     # -1: seen by all rows
 
 
 class Runner:
@@ -57,15 +59,16 @@ class Runner:
         n = len(h)
         cache.ki[j, at:at + n] = k
         total = at + n
-        place = torch.arange(total, device=h.device)
         if self.recent:
-            recent = pos[:, None] - torch.arange(m.TOPK, device=h.device)
-            return recent.clamp_min(0), recent >= 0
-        keys = cache.ki[j, :total].float()
-        s = torch.zeros(n, total, device=h.device)
-        for head in range(m.INDEX_HEADS):
-            s += F.relu(q[:, head].float() @ keys.t()) * w[:, head:head + 1]
-        s.masked_fill_(place[None] > pos[:, None], -float("inf"))
+            s = cache.pos[:total].float().repeat(n, 1)
+        else:
+            keys = cache.ki[j, :total].float()
+            s = torch.zeros(n, total, device=h.device)
+            for head in range(m.INDEX_HEADS):
+                s += F.relu(q[:, head].float() @ keys.t()) * w[:, head:head + 1]
+        s.masked_fill_(cache.pos[None, :total] > pos[:, None], -float("inf"))
+        owner = cache.owner[:total]
+        s.masked_fill_((owner[None] >= 0) & (owner[None] != owner[at:, None]), -float("inf"))
         top = torch.topk(s, min(m.TOPK, total), dim=-1)
         return top.indices, top.values > -float("inf")
 
@@ -94,9 +97,16 @@ class Runner:
         return x, lists
 
     @torch.no_grad()
-    def run(self, token, at, cache, after=None, chain=0, start=0):
-        """Rows `token` at positions at.. -> logits, and per draft the logits (after: next tokens)."""
+    def run(self, token, at, cache, after=None, chain=0, start=0, fork=None):
+        """Rows `token` in slots at.. -> hidden rows, and per draft such rows (after: next tokens).
+
+        fork: (position, owner) of every row. Rows of one owner see each other and what no one owns:
+        many continuations of one text side by side. Without, positions are slots.
+        """
         pos = torch.arange(at, at + len(token), device=token.device)
+        if fork:
+            pos, cache.owner[at:at + len(token)] = fork
+        cache.pos[at:at + len(token)] = pos
         cos, sin = m.rope_table(pos + start)
         x = F.embedding(token, self.u["embed"][0]).float()
         lists, picked = None, {}
@@ -122,11 +132,11 @@ class Runner:
         return h.float() @ self.u["head"][0].float().t()
 
 
-def held_out_names(rng, count):
+def held_out_names(rng, count, near=0.4):
     found = []
     while len(found) < count:
         triple = tuple(rng.randrange(names.COUNT) for _ in range(3))
-        if rng.random() < 0.4 and found:          # one syllable away from an earlier name
+        if rng.random() < near and found:          # one syllable away from an earlier name
             base = list(rng.choice(found))
             base[rng.randrange(3)] = rng.randrange(names.COUNT)
             triple = tuple(base)
@@ -135,10 +145,14 @@ def held_out_names(rng, count):
     return [names.name(*t) for t in found]
 
 
-def make_context(tokenizer, sentences, length, distractors, rng):
-    """-> (ids, [(depth, name, code, index of the name's first digit)]), about `length` tokens."""
+def make_context(tokenizer, sentences, length, distractors, rng, near=0.4):
+    """-> (ids, [(depth, name, code, index of the code's first digit)]).
+
+    About `length` tokens. The first 11 entries are facts at depths 0, 10, ... 100; distractors follow,
+    whose depth is None.
+    """
     wanted = 11
-    people = held_out_names(rng, wanted + distractors)
+    people = held_out_names(rng, wanted + distractors, near)
     codes = [f"{rng.randrange(10**6):06d}" for _ in people]
     facts = [tokenizer.encode(" " + names.fact(p, c)).ids for p, c in zip(people, codes)]
     room = length - sum(map(len, facts)) - 40
@@ -161,7 +175,7 @@ def make_context(tokenizer, sentences, length, distractors, rng):
     for s in text[done:]:
         ids += s
     ids[-1] = tokenizer.token_to_id(".ĊĊ")           # the question is a paragraph of its own
-    return ids, [(10 * k, people[k], codes[k], place[k]) for k in range(wanted)]
+    return ids, [(10 * k if k < wanted else None, people[k], codes[k], place[k]) for k in range(len(people))]
 
 
 def split_sentences(tokens, tokenizer):
@@ -176,40 +190,48 @@ def split_sentences(tokens, tokenizer):
 
 
 @torch.no_grad()
-def needle(runner, tokenizer, sentences, length, distractors, rng, device, start=0):
-    """-> per wanted fact (depth, exact, smallest margin, digits of the fact in the selection, drafts)."""
-    ids, wanted = make_context(tokenizer, sentences, length, distractors, rng)
-    cache = Cache(len(ids) + 64, device)
-    context = torch.tensor(ids, device=device)
-    for at in range(0, len(ids), CHUNK):
-        part = context[at:at + CHUNK]
-        nxt = context[at + len(part):at + len(part) + 1]
-        if len(nxt) == 0:
-            nxt = torch.tensor([tokenizer.encode(names.question("x")).ids[0]], device=device)
-        runner.run(part, at, cache, nxt, 0, start)
-    out = []
-    for depth, who, code, place in wanted:
+def needle(runner, tokenizer, sentences, length, distractors, rng, device, start=0, near=0.4):
+    """Asks for every fact of one text, distractors too, all questions side by side.
+
+    -> (tokens, [(depth or None, exact, smallest margin, digits of the fact in the selection, drafts,
+    name, what it said)]).
+    """
+    ids, wanted = make_context(tokenizer, sentences, length, distractors, rng, near)
+    base, rows, place, owner, firsts = len(ids), [], [], [], []
+    for k, (_, who, code, _) in enumerate(wanted):
         ask = tokenizer.encode(names.question(who)).ids
         answer = tokenizer.encode(" " + code + ".\n\n").ids
-        row = torch.tensor(ask + answer, device=device)
-        tail = torch.zeros(3, dtype=torch.long, device=device)
-        hidden, drafts, picked = runner.run(row, len(ids), cache, tail, 2, start)
-        logits = runner.logits(hidden)
-        first = len(ask)                              # row[first] is the space before the digits
-        at = torch.arange(first, first + 6, device=device)
-        goal = row[at + 1]
-        best = logits[at].topk(2).values
-        good = logits[at].argmax(-1) == goal
-        margin = torch.where(good, best[:, 0] - best[:, 1], torch.full_like(best[:, 0], -1.0)).min().item()
-        space = (logits[first - 1].argmax() == row[first]).item()
-        chosen, valid = picked[3]
-        found = ((chosen[at] == (place + at - first)[:, None]) & valid[at]).any(-1).float().mean().item()
-        accept = []
-        for step, g in enumerate(drafts, 1):
-            rows = torch.arange(first - step, first + 6 - step, device=device)
-            accept.append((runner.logits(g[rows]).argmax(-1) == goal).float().mean().item())
-        out.append((depth, bool(good.all()) and space, margin, found, accept))
-    return len(ids), out
+        firsts.append(len(rows) + len(ask))              # row of the space before the digits
+        place += range(base, base + len(ask) + len(answer))
+        owner += [k] * (len(ask) + len(answer))
+        rows += ask + answer
+    cache = Cache(base + len(rows) + 8, device)
+    context = torch.tensor(ids, device=device)
+    row = torch.tensor(rows, device=device)
+    for at in range(0, base, CHUNK):
+        part = context[at:at + CHUNK]
+        nxt = context[at + len(part):at + len(part) + 1]
+        runner.run(part, at, cache, nxt if len(nxt) else row[:1], 0, start)
+    fork = torch.tensor(place, device=device), torch.tensor(owner, device=device)
+    tail = torch.zeros(3, dtype=torch.long, device=device)
+    hidden, drafts, picked = runner.run(row, base, cache, tail, 2, start, fork)
+    first = torch.tensor(firsts, device=device)
+    at = first[:, None] + torch.arange(6, device=device)
+    goal = row[at + 1]
+    logits = runner.logits(hidden[at])
+    best = logits.topk(2).values
+    said = logits.argmax(-1)
+    good = said == goal
+    margin = torch.where(good, best[..., 0] - best[..., 1], torch.full_like(best[..., 0], -1.0)).amin(-1)
+    space = runner.logits(hidden[first - 1]).argmax(-1) == row[first]
+    exact = good.all(-1) & space
+    chosen, valid = picked[3]
+    digit = torch.tensor([w[3] for w in wanted], device=device)[:, None] + torch.arange(6, device=device)
+    found = ((chosen[at] == digit[..., None]) & valid[at]).any(-1).float().mean(-1)
+    accept = [(runner.logits(g[at - step]).argmax(-1) == goal).float().mean(-1).tolist()
+              for step, g in enumerate(drafts, 1)]
+    return base, [(w[0], e, mg, f, d, w[1], tokenizer.decode(t)) for w, e, mg, f, d, t in
+                  zip(wanted, exact.tolist(), margin.tolist(), found.tolist(), zip(*accept), said.tolist())]
 
 
 @torch.no_grad()
@@ -255,12 +277,12 @@ def write_text(runner, tokenizer, prompt, count, device, seed=0, temperature=0.0
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def evaluate(weights, data, device, lengths, contexts, distractors, text=True, out=None, control=True, starts=(0,)):
+def evaluate(weights, data, device, lengths, contexts, distractors, text=True, out=None, control=True, starts=(0,),
+             near=0.4):
     tokenizer = Tokenizer.from_file(os.path.join(data, "tokenizer.json"))
     arrays = np.load(os.path.join(data, "tokens.npz"))
     sentences = split_sentences(arrays["heldout"], tokenizer)
     runner = Runner(weights)
-    table = []
 
     def line(text_line):
         print(text_line, flush=True)
@@ -268,30 +290,33 @@ def evaluate(weights, data, device, lengths, contexts, distractors, text=True, o
             out.write(text_line + "\n")
             out.flush()
 
+    def ask(runner, length, start=0):
+        results, size = [], 0
+        for k in range(contexts[length]):
+            size, found = needle(runner, tokenizer, sentences, length, distractors if length > 2000 else 12,
+                                 random.Random(1000 * length + k), device, start, near)
+            results += found
+        return size, results
+
     for start in starts:
         for length in lengths:
-            began, results, size = time.time(), [], 0
-            for k in range(contexts):
-                size, found = needle(runner, tokenizer, sentences, length, distractors if length > 2000 else 12,
-                                     random.Random(1000 * length + k), device, start)
-                results += found
-            exact = sum(r[1] for r in results)
-            worst = sorted({r[0] for r in results if not r[1]})
+            began = time.time()
+            size, results = ask(runner, length, start)
+            at_depth = [r for r in results if r[0] is not None]
             margins = sorted(r[2] for r in results)
             drafts = [sum(r[4][s] for r in results) / len(results) for s in range(3)]
-            line(f"needle {size} tokens from position {start}: exact {exact}/{len(results)}"
-                 + (f" (wrong at depths {worst})" if worst else "")
-                 + f"; margin min {margins[0]:.2f}, tenth {margins[len(margins) // 10]:.2f}; digits selected "
-                 f"{sum(r[3] for r in results) / len(results):.4f}; drafts right "
-                 + "/".join(f"{d:.3f}" for d in drafts) + f"; {time.time() - began:.1f} s")
-            table.append((length, exact, len(results)))
+            line(f"needle {size} tokens from position {start}, {contexts[length]} texts: exact at depths 0..100 "
+                 f"{sum(r[1] for r in at_depth)}/{len(at_depth)}, all facts {sum(r[1] for r in results)}/{len(results)}"
+                 f"; margin min {margins[0]:.2f}, hundredth {margins[len(margins) // 100]:.2f}, tenth "
+                 f"{margins[len(margins) // 10]:.2f}; digits selected {sum(r[3] for r in results) / len(results):.4f}"
+                 "; drafts right " + "/".join(f"{d:.4f}" for d in drafts) + f"; {time.time() - began:.1f} s")
+            for r in results:
+                if not r[1]:
+                    line(f"  wrong: depth {r[0]}, {r[5]}, said {r[6]!r}, digits selected {r[3]:.2f}")
     if control:
         last = Runner(weights, recent=True)
-        for length in lengths[:2] if len(lengths) > 1 else lengths:
-            results = []
-            for k in range(contexts):
-                results += needle(last, tokenizer, sentences, length, distractors if length > 2000 else 12,
-                                  random.Random(1000 * length + k), device)[1]
+        for length in lengths[:2]:
+            results = [r for r in ask(last, length)[1] if r[0] is not None]
             line(f"control, last {m.TOPK} positions, {length} tokens: exact {sum(r[1] for r in results)}/{len(results)}"
                  f" (right at depths {sorted({r[0] for r in results if r[1]})}; 100 lies inside the last {m.TOPK})")
     if text:
@@ -302,7 +327,6 @@ def evaluate(weights, data, device, lengths, contexts, distractors, text=True, o
         for prompt in ("The file system ", "To install the package", "This function returns"):
             line("sample, greedy: " + json.dumps(write_text(runner, tokenizer, prompt.rstrip(), 60, device)))
             line("sample, T 0.7: " + json.dumps(write_text(runner, tokenizer, prompt.rstrip(), 60, device, 1, 0.7)))
-    return table
 
 
 def main():
@@ -310,8 +334,9 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--lengths", default="1024,8192,32768,131072")
-    parser.add_argument("--contexts", type=int, default=4)
+    parser.add_argument("--contexts", default="20,20,8,2", help="texts of each length")
     parser.add_argument("--distractors", type=int, default=60)
+    parser.add_argument("--near", type=float, default=0.4, help="share of names one syllable from another one")
     parser.add_argument("--starts", default="0")
     parser.add_argument("--log", default="")
     parser.add_argument("--no-text", action="store_true")
@@ -322,8 +347,11 @@ def main():
     weights = m.Weights(args.device)
     weights.load(checkpoint.load(args.weights))
     log = open(args.log, "w", encoding="utf-8") if args.log else None
-    evaluate(weights, args.data, args.device, [int(v) for v in args.lengths.split(",")], args.contexts,
-             args.distractors, not args.no_text, log, not args.no_control, [int(v) for v in args.starts.split(",")])
+    lengths = [int(v) for v in args.lengths.split(",")]
+    contexts = dict(zip(lengths, (int(v) for v in args.contexts.split(","))))
+    evaluate(weights, args.data, args.device, lengths, contexts,
+             args.distractors, not args.no_text, log, not args.no_control, [int(v) for v in args.starts.split(",")],
+             args.near)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ A stage is NAME:SECONDS. A checkpoint is written after each stage and every 45 s
   B  dense attention, rows of 2048                text; the indexers learn from attention
   D  top-128 selection, rows of 4096              the model learns to live with the selection
   E  top-128 selection, rows of 16384             many keys
+  F, G, H  top-128 selection, rows of 2048, 4096, 16384: many questions about many look-alike names
 
 During P and B layers 0-2 see only 64 tokens back, so that the look-up forms in layers 3-5, whose
 selection is made from an input that knows the name asked for.
@@ -42,6 +43,9 @@ STAGES = {
     "B": (2048, False, 24, 6, 0.40, 8.0, 30),
     "D": (4096, True, 64, 8, 0.40, 10.0, 30),
     "E": (16384, True, 96, 16, 0.40, 16.0, 10),
+    "F": (2048, True, 40, 20, 0.15, 8.0, 30),
+    "G": (4096, True, 80, 32, 0.25, 8.0, 20),
+    "H": (16384, True, 192, 64, 0.25, 12.0, 10),
 }
 WINDOW = 64
 INDEX_ROWS = 1024
