@@ -20,9 +20,9 @@ static const char *const syllable[SYLLABLES] = {
 typedef struct fact {
     int name[3];
     uint32_t code;
-    int32_t index; /* below n_wanted: that wanted fact                                               */
+    int32_t index; /* below n_wanted: that wanted fact */
     bool wanted;
-    int64_t place; /* goes in at the first end of a sentence from this byte of the text on           */
+    int64_t place; /* goes in at the first end of a sentence from this byte on */
 } fact;
 
 typedef struct text {
@@ -181,8 +181,8 @@ static int64_t room_for(const text *t, const haystack_recipe *o, int64_t body)
         longest = size > longest ? size : longest;
         at += size;
     }
-    return body + o->tail + 3 * longest +
-           (o->distractors + o->n_wanted) * FACT_BYTES + body / t->n + 64;
+    return body + o->tail + 3 * longest + (o->distractors + o->n_wanted) * FACT_BYTES +
+           body / t->n + 64;
 }
 
 static void write_all(haystack *h, const haystack_recipe *o, const text *t, rng *r,
@@ -190,7 +190,7 @@ static void write_all(haystack *h, const haystack_recipe *o, const text *t, rng 
 {
     const int64_t n = o->distractors + o->n_wanted;
     int64_t at = paragraph_after(t, (int64_t)rng_next_below(r, (uint64_t)t->n));
-    int64_t done = 0; /* bytes of text written    */
+    int64_t done = 0; /* bytes of text written */
     int64_t next = 0; /* first fact not yet written */
     int64_t until = body;
     bool own = true;
@@ -250,6 +250,6 @@ void haystack_free(haystack *h)
 
 int haystack_question(const haystack *h, int32_t wanted, char out[HAYSTACK_QUESTION])
 {
-    return snprintf(out, HAYSTACK_QUESTION, "What is the passcode for %s? Answer:",
-                    h->fact[wanted].name);
+    return snprintf(out, HAYSTACK_QUESTION,
+                    "What is the passcode for %s? Answer:", h->fact[wanted].name);
 }

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* HAYSTACK_TAIL bytes of text are more than 128 tokens. */
 enum { HAYSTACK_WANTED = 16, HAYSTACK_NAME = 16, HAYSTACK_TAIL = 900, HAYSTACK_QUESTION = 64 };
 
 /* --tokens is met within a few percent for models/needle. */
@@ -20,21 +21,21 @@ typedef struct haystack_recipe {
     int64_t tokens;
     uint64_t seed;
     int64_t distractors;
-    int64_t tail; /* bytes of text behind the last fact, at least; HAYSTACK_TAIL keeps it out of the last 128 tokens */
+    int64_t tail; /* least bytes of text behind the last fact; see HAYSTACK_TAIL */
     int32_t n_wanted;
-    int64_t depth[HAYSTACK_WANTED]; /* percent: 0 is before the first sentence, 100 behind the last but for `tail` */
+    int64_t depth[HAYSTACK_WANTED]; /* percent: 0 before the first sentence, 100 before `tail` */
 } haystack_recipe;
 
 typedef struct haystack_fact {
     char name[HAYSTACK_NAME];
-    uint32_t code;     /* 0..999999                                                                  */
-    int64_t answer_at; /* byte of the first digit                                                    */
+    uint32_t code;     /* 0..999999 */
+    int64_t answer_at; /* byte of the first digit */
 } haystack_fact;
 
 typedef struct haystack {
     char *byte; /* [n] */
     int64_t n;
-    haystack_fact fact[HAYSTACK_WANTED]; /* as in the recipe                                         */
+    haystack_fact fact[HAYSTACK_WANTED]; /* as in the recipe */
 } haystack;
 
 /* 0, or a line on stderr with `program` in front, and 2. */

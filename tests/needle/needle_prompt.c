@@ -52,8 +52,12 @@ static int parse(int argc, char **argv, haystack_recipe *o)
 
 int main(int argc, char **argv)
 {
-    haystack_recipe o = {.tokens = 8192, .seed = 1, .distractors = 60, .tail = HAYSTACK_TAIL,
-                         .n_wanted = 1, .depth = {50}};
+    haystack_recipe o = {.tokens = 8192,
+                         .seed = 1,
+                         .distractors = 60,
+                         .tail = HAYSTACK_TAIL,
+                         .n_wanted = 1,
+                         .depth = {50}};
     haystack h = {0};
     char question[HAYSTACK_QUESTION];
     int bad = parse(argc, argv, &o);
