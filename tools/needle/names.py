@@ -1,4 +1,4 @@
-"""Names and sentences of the needle task. tests/needle/needle_prompt.c has the same list and rule.
+"""Names and sentences of the needle task. tests/needle/haystack.c has the same list and rule.
 
 A name is three syllables; those whose weighted sum of indices is a multiple of 8 are held out: no
 training batch contains one, every evaluation uses only them.
