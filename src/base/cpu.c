@@ -105,7 +105,9 @@ static uint32_t detect(void)
             l.l7_1_eax = a;
         }
     }
-    return cpu_decode(&l);
+    const uint32_t have = cpu_decode(&l);
+    const uint32_t amx = CPU_AMX_TILE | CPU_AMX_BF16 | CPU_AMX_INT8;
+    return (have & amx) != 0 && cpu_amx_request(NULL) < 0 ? have & ~amx : have;
 }
 #else
 static uint32_t detect(void)

@@ -42,7 +42,8 @@ enum {
     CPU_NEED_AMX = CPU_NEED_AVX512BF16 | CPU_AMX_TILE | CPU_AMX_BF16
 };
 
-/* The features of this machine; found once, then remembered. 0 where it is not x86-64. */
+/* The features of this machine; found once, then remembered. 0 where it is not x86-64. AMX is asked for
+ * (cpu_amx_request) and counts where the kernel grants it. */
 uint32_t cpu_features(void);
 
 /* Whether `have` holds every bit of `need`. */

@@ -36,7 +36,8 @@ roof_kind roof_of_variant(const char *variant)
         const char *variant;
         roof_kind kind;
     } known[] = {
-        {"avx2", ROOF_FMA_AVX2}, {"avx512", ROOF_FMA_AVX512}, {"avx512bf16", ROOF_DOT_BF16}};
+        {"avx2", ROOF_FMA_AVX2}, {"avx512", ROOF_FMA_AVX512}, {"avx512bf16", ROOF_DOT_BF16},
+        {"amx", ROOF_TILE_BF16}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(variant, known[i].variant) == 0) {
             return known[i].kind;
@@ -145,6 +146,8 @@ static void choose(window *w, roof_kind kind, uint32_t features)
         w->loop = roof_fma_avx512;
     } else if (kind == ROOF_DOT_BF16 && cpu_has(features, CPU_NEED_AVX512BF16)) {
         w->loop = roof_dot_avx512bf16;
+    } else if (kind == ROOF_TILE_BF16 && cpu_has(features, CPU_NEED_AMX)) {
+        w->loop = roof_tile_amx;
     }
 }
 #else

@@ -24,7 +24,8 @@
     X(FMA_REF, "fma_ref", 0)       /* plain C, f32 */                                              \
     X(FMA_AVX2, "fma_avx2", 0)     /* f32 */                                                       \
     X(FMA_AVX512, "fma_avx512", 0) /* f32 */                                                       \
-    X(DOT_BF16, "dot_bf16", 0)     /* pairs of bf16 into f32 */
+    X(DOT_BF16, "dot_bf16", 0)     /* pairs of bf16 into f32 */                                    \
+    X(TILE_BF16, "tile_bf16", 0)   /* the same in tiles of AMX */
 
 typedef enum roof_kind {
 #define ROOF_ENUM(constant, name, is_bytes) ROOF_##constant,
@@ -63,7 +64,7 @@ kvs_status roof_measure(roof *r, roof_kind kind, pool *p, roof_value *v, kvs_err
 
 const char *roof_name(roof_kind kind);
 int roof_is_bytes(roof_kind kind);
-/* What bounds the arithmetic of a kernel variant ("ref", "avx2", "avx512", "avx512bf16"). */
+/* What bounds the arithmetic of a kernel variant ("ref", "avx2", "avx512", "avx512bf16", "amx"). */
 roof_kind roof_of_variant(const char *variant);
 
 /* ---- loops of one instruction set; each file has its own flags ------------------------------ */
@@ -74,6 +75,7 @@ typedef int (*roof_loop_fn)(int64_t n, double *flops);
 int roof_fma_avx2(int64_t n, double *flops);
 int roof_fma_avx512(int64_t n, double *flops);
 int roof_dot_avx512bf16(int64_t n, double *flops);
+int roof_tile_amx(int64_t n, double *flops);
 
 /* Reads n bytes (a multiple of 4096) and returns their exclusive or in 64-bit words. */
 uint64_t roof_read_avx2(const uint8_t *p, size_t n);

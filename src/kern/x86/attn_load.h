@@ -124,11 +124,21 @@ static void pair_values(const float *k0, const float *k1, float *v)
     }
 }
 
+#if !ATTN_TILES
 /* The row of a node that holds value d: the order of pair_values. */
 static int32_t row_of_value(int32_t d)
 {
     return (d & ~31) | (d & 4) << 2 | (d >> 1 & 12) | (d & 3);
 }
+#else
+/* Pairs [n, end) of v become 0. */
+static void clear_pairs(attn_work *w, int32_t n, int32_t end)
+{
+    for (int32_t i = n; i < end; i++) {
+        memset(w->v + (int64_t)i * V_STRIDE, 0, VDIM * sizeof *w->v);
+    }
+}
+#endif
 
 static void load_tile(attn_work *w, const uint8_t *const *row, int32_t n)
 {
@@ -140,6 +150,13 @@ static void load_tile(attn_work *w, const uint8_t *const *row, int32_t n)
         }
         pair_values(k, i + 1 < n ? k + K_STRIDE : NULL, w->v + (int64_t)(i / 2) * V_STRIDE);
     }
+#if ATTN_TILES
+    /* behind the last pair lie 0 up to a whole tile: only pairs of an earlier key tile have to go */
+    const int32_t n_pair = (n + 1) / 2;
+    const int32_t end = (n_pair + TILE - 1) / TILE * TILE;
+    clear_pairs(w, n_pair, end < w->n_pair ? end : w->n_pair);
+    w->n_pair = w->n_pair > end ? w->n_pair : n_pair;
+#endif
 }
 
 static void cut_tile(attn_work *w, int32_t n)
@@ -148,6 +165,9 @@ static void cut_tile(attn_work *w, int32_t n)
     for (int32_t i = 0; i < VDIM && n % 2 != 0; i += L) {
         vi_store(v + i, vi_and(vi_load(v + i), vi_set1(0xffff)));
     }
+#if ATTN_TILES
+    clear_pairs(w, (n + 1) / 2, ((n + 1) / 2 + TILE - 1) / TILE * TILE);
+#endif
 }
 
 #else

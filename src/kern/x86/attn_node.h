@@ -101,11 +101,4 @@ static void emit(const attn_args *a, int32_t row0, int32_t n_row, const float *n
            (size_t)(end - v0 * L) * sizeof *lse);
 }
 
-#define ATTN_ISA_TABLE                                                                             \
-    {                                                                                              \
-        .lanes = L, .bf16 = ATTN_BF16, .pack_q = pack_q, .load_tile = load_tile, .apply = apply,   \
-        .cut_tile = cut_tile, .n_product = n_product, .finish = finish, .merge = merge,            \
-        .emit = emit                                                                               \
-    }
-
 #endif

@@ -1,7 +1,8 @@
 /* kern/x86/attn_tile.h - one tile of keys into the columns of a block: scores, softmax, sums.
  *
  * Included once by the file of an instruction set, after simd.h, with ATTN_BF16 0 (cells are floats,
- * products are fma) or 1 (cells are pairs of bf16, products are pair dots). Every score is one chain of
+ * products are fma) or 1 (cells are pairs of bf16, products are pair dots). With ATTN_TILES products are those of
+ * tiles (attn_tile_amx.h). Else every score is one chain of
  * n_step products over the cells of its key and column, every sum one chain over the keys of the tile:
  * neither depends on how many keys or columns are worked on together, so the group sizes below are a
  * matter of registers only.
@@ -11,6 +12,10 @@
 
 #include "kern/x86/attn_soft.h"
 #include "kern/x86/attn_x86.h"
+
+#ifndef ATTN_TILES
+#define ATTN_TILES 0
+#endif
 
 enum {
     N_STEP = ATTN_BF16 ? KVS_ROW_DIM / 2 : KVS_ROW_DIM,
@@ -36,6 +41,21 @@ SIMD_FN void prefetch_step(attn_prefetch *f, int64_t n)
         }
     }
 }
+
+typedef struct sum_job {
+    float *o;       /* [CHUNK][512][L], tiles: [CHUNK][L][512] */
+    const float *v; /* [n][V_STRIDE]  */
+    const float *p; /* [CHUNK][..][L] */
+    int32_t n;      /* steps          */
+    int32_t first;
+    vf shrink[CHUNK];
+    vm mask[CHUNK];
+    int32_t all; /* every lane is in its mask */
+} sum_job;
+
+#if ATTN_TILES
+#include "kern/x86/attn_tile_amx.h"
+#else
 
 /* Scores of nk keys for nv vectors: s[v][key] = k[key] . q[v]. */
 SIMD_FN void score_group(const int nk, const int nv, const float *q, const float *k, float *s,
@@ -142,33 +162,6 @@ static void score(attn_work *w, int32_t n, int32_t v0, int32_t nv)
     }
 }
 
-/* Online softmax of one vector over n keys, for the lanes in `mask`; returns the factor by which what
- * was summed before shrinks. A score of NaN or +inf makes l NaN. Scores all -inf weigh nothing. */
-static vf softmax(attn_work *w, int32_t i_vec, const float *s, float *p, int32_t n, vm mask)
-{
-    const vf scale = vf_load(w->scale + i_vec * L);
-    const vf m_old = vf_load(w->m + i_vec * L);
-    const vf l_old = vf_load(w->l + i_vec * L);
-    const vf m = score_max(s, L, n, scale, m_old);
-    const vf base = vf_zero_where(vm_not(vm_lt(vf_neg_inf(), m)), m);
-    const vf shrink = vf_exp_neg(vf_sub(m_old, base));
-    const vf sum = score_exp(s, p, L, n, scale, base);
-    vf_store(w->m + i_vec * L, vf_select(mask, m, m_old));
-    vf_store(w->l + i_vec * L, vf_select(mask, vf_fma(l_old, shrink, sum), l_old));
-    return shrink;
-}
-
-typedef struct sum_job {
-    float *o;       /* [CHUNK][512][L] */
-    const float *v; /* [n][V_STRIDE]   */
-    const float *p; /* [CHUNK][..][L]  */
-    int32_t n;      /* steps           */
-    int32_t first;
-    vf shrink[CHUNK];
-    vm mask[CHUNK];
-    int32_t all; /* every lane is in its mask */
-} sum_job;
-
 /* o[v][r] = o[v][r] * shrink[v] + sum over steps of v[step][r] * p[v][step], for nr rows from r. */
 SIMD_FN void sum_group(const int nr, const int nv, const sum_job *j, int32_t r)
 {
@@ -252,8 +245,38 @@ static __attribute__((noinline)) void sum_one(const sum_job *j, attn_prefetch *f
     sum_group(VDIM % NR, 1, j, r);
 }
 
+static void sum_all(const sum_job *j, int32_t nv, attn_prefetch *f)
+{
+    if (nv == CHUNK) {
+        sum_two(j, f);
+    } else {
+        sum_one(j, f);
+    }
+}
+
+#endif
+
+/* Online softmax of one vector over n keys, for the lanes in `mask`; returns the factor by which what
+ * was summed before shrinks. A score of NaN or +inf makes l NaN. Scores all -inf weigh nothing. */
+static vf softmax(attn_work *w, int32_t i_vec, const float *s, float *p, int32_t n, vm mask)
+{
+    const vf scale = vf_load(w->scale + i_vec * L);
+    const vf m_old = vf_load(w->m + i_vec * L);
+    const vf l_old = vf_load(w->l + i_vec * L);
+    const vf m = score_max(s, L, n, scale, m_old);
+    const vf base = vf_zero_where(vm_not(vm_lt(vf_neg_inf(), m)), m);
+    const vf shrink = vf_exp_neg(vf_sub(m_old, base));
+    const vf sum = score_exp(s, p, L, n, scale, base);
+    vf_store(w->m + i_vec * L, vf_select(mask, m, m_old));
+    vf_store(w->l + i_vec * L, vf_select(mask, vf_fma(l_old, shrink, sum), l_old));
+    return shrink;
+}
+
 static void apply(attn_work *w, int32_t n, int32_t from, int32_t to)
 {
+#if ATTN_TILES
+    tile_begin();
+#endif
     /* lanes past the last column hold zeros and are nobody's */
     const int32_t end = to == w->n_col ? w->n_vec * L : to;
     for (int32_t v0 = from / L; v0 * L < end; v0 += CHUNK) {
@@ -271,12 +294,11 @@ static void apply(attn_work *w, int32_t n, int32_t from, int32_t to)
             j.shrink[v] = softmax(w, v0 + v, w->s + v * ATTN_TILE * L, w->p + v * ATTN_TILE * L, n,
                                   j.mask[v]);
         }
-        if (nv == CHUNK) {
-            sum_two(&j, &w->next);
-        } else {
-            sum_one(&j, &w->next);
-        }
+        sum_all(&j, nv, &w->next);
     }
+#if ATTN_TILES
+    tile_end();
+#endif
 }
 
 static int64_t n_product(int32_t n, int32_t n_vec)

@@ -516,6 +516,7 @@ static void run_begin(run *r)
         worker *wk = &r->workers[i];
         wk->w.a = r->a;
         wk->w.stats = (attn_stats){0};
+        wk->w.n_pair = ATTN_TILE / 2;
         wk->packed = -1;
         /* bf16 cells need scores and P apart, and values apart from keys; floats lie in place */
         wk->w.v = r->isa->bf16 ? wk->w.k + ATTN_TILE * ATTN_BF16_STRIDE : wk->w.k;
@@ -591,5 +592,17 @@ static void attn_avx512bf16(const attn_args *a, dev_queue *q)
 void attn_apply_avx512bf16(kern_table *t)
 {
     t->attn = attn_avx512bf16;
+    t->attn_scratch = attn_x86_scratch;
+}
+
+static void attn_amx(const attn_args *a, dev_queue *q)
+{
+    const attn_kernels k = {.f32 = &attn_isa_avx512, .other = &attn_isa_amx};
+    attn_x86_run(&k, a, q);
+}
+
+void attn_apply_amx(kern_table *t)
+{
+    t->attn = attn_amx;
     t->attn_scratch = attn_x86_scratch;
 }

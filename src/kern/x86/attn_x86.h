@@ -1,5 +1,5 @@
 /* kern/x86/attn_x86.h - what the driver of x86 attention (attn_x86.c) and the kernels of its
- * instruction sets (attn_avx2.c, attn_avx512.c, attn_avx512bf16.c) share.
+ * instruction sets (attn_avx2.c, attn_avx512.c, attn_avx512bf16.c, attn_amx.c) share.
  *
  * Heads lie in SIMD lanes. A block is a set of query rows, all heads of each: column c of a block is
  * head c % n_head of its row c / n_head, at most 128 columns; in table mode the rows of a block belong
@@ -12,7 +12,7 @@
  *     v      [n][v_stride]              f32: the same rows as k; bf16: cell (j, r) holds value r of
  *                                       keys 2j and 2j + 1, so [32][...]
  *     s, p   [2][64 or 32][lanes]       scores, then P, of the two vectors being worked on
- *     node   [n_vec][512][lanes], then lse [n_vec][lanes]
+ *     node   [n_vec][512][lanes] (of tiles [n_vec][lanes][512]), then lse [n_vec][lanes]
  * Which value of a key row r of a node holds is the instruction set's own affair: emit writes them
  * where they belong.
  */
@@ -58,6 +58,7 @@ typedef struct attn_work {
     float *s, *p;
     float *node;   /* of the segment: sums, then results           */
     int32_t first; /* the node holds nothing yet                   */
+    int32_t n_pair; /* rows of v that may be other than 0: kernels of tiles only */
 
     attn_prefetch next;
     attn_stats stats;
@@ -91,6 +92,15 @@ typedef struct attn_isa {
 extern const attn_isa attn_isa_avx2;
 extern const attn_isa attn_isa_avx512;
 extern const attn_isa attn_isa_avx512bf16;
+extern const attn_isa attn_isa_amx;
+
+/* What the file of an instruction set puts into its attn_isa. */
+#define ATTN_ISA_TABLE                                                                             \
+    {                                                                                              \
+        .lanes = L, .bf16 = ATTN_BF16, .pack_q = pack_q, .load_tile = load_tile, .apply = apply,   \
+        .cut_tile = cut_tile, .n_product = n_product, .finish = finish, .merge = merge,            \
+        .emit = emit                                                                               \
+    }
 
 /* The kernels of one variant: those for f32 rows or queries, and those for the rest. */
 typedef struct attn_kernels {
@@ -105,5 +115,6 @@ size_t attn_x86_scratch(const attn_args *a, const dev_queue *q);
 void attn_apply_avx2(kern_table *t);
 void attn_apply_avx512(kern_table *t);
 void attn_apply_avx512bf16(kern_table *t);
+void attn_apply_amx(kern_table *t);
 
 #endif

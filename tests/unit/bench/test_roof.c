@@ -20,6 +20,7 @@ static void every_ceiling_that_the_machine_has_is_measured(void **state)
         {ROOF_FMA_AVX2, CPU_NEED_AVX2},
         {ROOF_FMA_AVX512, CPU_NEED_AVX512},
         {ROOF_DOT_BF16, CPU_NEED_AVX512BF16},
+        {ROOF_TILE_BF16, CPU_NEED_AMX},
     };
     roof r;
     assert_int_equal(roof_open(&r, 64 * MIB, has, NULL), KVS_OK);
@@ -90,6 +91,7 @@ static void sizes_and_names_are_checked(void **state)
     assert_int_equal(roof_open(&r, 32 * MIB, 0, &err), KVS_INVALID);
     assert_non_null(strstr(err.text, "at least 64 MiB"));
     assert_int_equal(roof_open(&r, 64 * MIB + 4096, 0, &err), KVS_INVALID);
+    assert_int_equal(roof_of_variant("amx"), ROOF_TILE_BF16);
     assert_int_equal(roof_of_variant("avx512bf16"), ROOF_DOT_BF16);
     assert_int_equal(roof_of_variant("avx512"), ROOF_FMA_AVX512);
     assert_int_equal(roof_of_variant("avx2"), ROOF_FMA_AVX2);

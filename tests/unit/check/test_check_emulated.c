@@ -13,6 +13,7 @@ extern const attn_isa attn_isa_avx512_emulated;
 extern const attn_isa attn_isa_avx512bf16_emulated;
 extern const mha_isa mha_isa_avx512_emulated;
 extern const mha_isa mha_isa_avx512bf16_emulated;
+extern const attn_isa attn_isa_amx_emulated;
 
 static void attn_avx512(const attn_args *a, dev_queue *q)
 {
@@ -23,6 +24,12 @@ static void attn_avx512(const attn_args *a, dev_queue *q)
 static void attn_avx512bf16(const attn_args *a, dev_queue *q)
 {
     static const attn_kernels k = {&attn_isa_avx512_emulated, &attn_isa_avx512bf16_emulated};
+    attn_x86_run(&k, a, q);
+}
+
+static void attn_amx(const attn_args *a, dev_queue *q)
+{
+    static const attn_kernels k = {&attn_isa_avx512_emulated, &attn_isa_amx_emulated};
     attn_x86_run(&k, a, q);
 }
 
@@ -60,6 +67,10 @@ static void apply_mha_avx512bf16(kern_table *t)
 {
     t->mha = mha_avx512bf16;
     t->mha_scratch = mha_x86_scratch;
+static void apply_amx(kern_table *t)
+{
+    t->attn = attn_amx;
+    t->attn_scratch = attn_x86_scratch;
 }
 
 static const kern_variant g_attn[] = {
@@ -67,6 +78,7 @@ static const kern_variant g_attn[] = {
     KERN_VARIANT(attn, "avx512bf16 emulated", CPU_NEED_AVX2, apply_avx512bf16),
     KERN_VARIANT(mha, "avx512 emulated", CPU_NEED_AVX2, apply_mha_avx512),
     KERN_VARIANT(mha, "avx512bf16 emulated", CPU_NEED_AVX2, apply_mha_avx512bf16),
+    KERN_VARIANT(attn, "amx emulated", CPU_NEED_AVX2, apply_amx),
 };
 
 static void keep_failure(void *ctx, const char *text)

@@ -16,6 +16,7 @@
 void topk_apply_emulate(kern_table *t);
 void topk_merge_apply_emulate(kern_table *t);
 void index_score_apply_emulate(kern_table *t);
+void index_score_apply_emulate_amx(kern_table *t);
 void kv_write_apply_emulate(kern_table *t);
 void index_write_apply_emulate(kern_table *t);
 void gather_apply_emulate(kern_table *t);
@@ -28,6 +29,7 @@ static const kern_variant g_emulated[] = {
     KERN_VARIANT(topk, "avx512 emulated", CPU_NEED_AVX2, topk_apply_emulate),
     KERN_VARIANT(topk_merge, "avx512 emulated", CPU_NEED_AVX2, topk_merge_apply_emulate),
     KERN_VARIANT(index_score, "avx512bf16 emulated", CPU_NEED_AVX2, index_score_apply_emulate),
+    KERN_VARIANT(index_score, "amx emulated", CPU_NEED_AVX2, index_score_apply_emulate_amx),
     KERN_VARIANT(kv_write, "avx512 emulated", CPU_NEED_AVX2, kv_write_apply_emulate),
     KERN_VARIANT(index_write, "avx512 emulated", CPU_NEED_AVX2, index_write_apply_emulate),
     KERN_VARIANT(gather, "avx512 emulated", CPU_NEED_AVX2, gather_apply_emulate),

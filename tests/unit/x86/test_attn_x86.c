@@ -12,6 +12,7 @@
 
 extern const attn_isa attn_isa_avx512_emulated;
 extern const attn_isa attn_isa_avx512bf16_emulated;
+extern const attn_isa attn_isa_amx_emulated;
 
 typedef struct variant {
     const char *name;
@@ -27,8 +28,13 @@ static const variant g_variants[] = {
      CPU_NEED_AVX2,
      {&attn_isa_avx512_emulated, &attn_isa_avx512bf16_emulated},
      0x1p-8},
+    {"amx emulated",
+     CPU_NEED_AVX2,
+     {&attn_isa_avx512_emulated, &attn_isa_amx_emulated},
+     0x1p-8},
     {"avx512", CPU_NEED_AVX512, {&attn_isa_avx512, &attn_isa_avx512}, 0.0},
     {"avx512bf16", CPU_NEED_AVX512BF16, {&attn_isa_avx512, &attn_isa_avx512bf16}, 0x1p-8},
+    {"amx", CPU_NEED_AMX, {&attn_isa_avx512, &attn_isa_amx}, 0x1p-8},
 };
 
 /* Under valgrind a few small cases have to do. */
@@ -526,6 +532,37 @@ static void infinities(const variant *v)
     problem_free(&p);
 }
 
+/* The last of those with bf16 rows, which other kernels take than f32. */
+static void infinities_of_bf16(const variant *v)
+{
+    problem p = problem_make((problem_spec){.fmt = KVS_KV_BF16,
+                                            .list = true,
+                                            .n_row = 2,
+                                            .n_head = 3,
+                                            .n_lane = 2,
+                                            .n_key = 5,
+                                            .q_size = 0.2f,
+                                            .seed = 650});
+    const int32_t s = p.slots[2];
+    uint8_t *row = p.kv + s / 64 * p.a.page_stride + s % 64 * p.a.row_stride;
+    const uint16_t inf = 0x7F80;
+    const uint16_t minus_one = 0xBF80;
+    memcpy(row + 2 * 7, &inf, sizeof inf);
+    for (int32_t h = 0; h < 2; h++) {
+        memcpy((uint8_t *)p.q + 2 * (h * p.a.q_stride_head + 7), &minus_one, sizeof minus_one);
+    }
+    result r = run_args(v, p.a, 1);
+    assert_true(r.stats.n_nan >= 2);
+    for (int32_t h = 0; h < 2; h++) {
+        assert_true(isfinite(r.lse[h]) || r.lse[h] == -INFINITY);
+        for (int32_t d = 0; d < 512; d++) {
+            assert_true(isfinite(out_of(&r, &p.a, 0, h)[d]));
+        }
+    }
+    result_free(&r);
+    problem_free(&p);
+}
+
 /* Rows without keys, among rows with some, in every way of having none. */
 static void nothing_attended(const variant *v)
 {
@@ -686,6 +723,7 @@ CASE(company)
 CASE(shards)
 CASE(nan_keys)
 CASE(infinities)
+CASE(infinities_of_bf16)
 CASE(nothing_attended)
 CASE(bounds_past_the_table)
 CASE(every_code)
@@ -702,6 +740,7 @@ int main(void)
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_nan_keys),
         cmocka_unit_test(test_infinities),
+        cmocka_unit_test(test_infinities_of_bf16),
         cmocka_unit_test(test_nothing_attended),
         cmocka_unit_test(test_bounds_past_the_table),
         cmocka_unit_test(test_every_code),
