@@ -21,10 +21,11 @@ static int scale_is_exact(float s)
 }
 
 /* Whether one of n e4m3 codes is NaN; n a multiple of 32. */
-static int has_nan_code(const uint8_t *p, int32_t n)
+SIMD_FN int has_nan_code(const uint8_t *p, int32_t n)
 {
     const __m256i mag = _mm256_set1_epi8(0x7f);
     __m256i any = _mm256_setzero_si256();
+    SIMD_UNROLL
     for (int32_t i = 0; i < n; i += 32) {
         const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(p + i));
         any = _mm256_or_si256(any, _mm256_cmpeq_epi8(_mm256_and_si256(x, mag), mag));
@@ -47,23 +48,26 @@ typedef struct pow2_scale {
     vw add, table;
 } pow2_scale;
 
-static pow2_scale pow2_scale_of(float s)
+/* bf16 of 0 .. 7 times 2^-9, and which of them have an exponent, for every 128 bits. */
+#define ATTN_SUBNORMAL 0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60
+#define ATTN_NONZERO   0x0000, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff
+static const _Alignas(64) uint16_t subnormal_table[32] = {ATTN_SUBNORMAL, ATTN_SUBNORMAL,
+                                                          ATTN_SUBNORMAL, ATTN_SUBNORMAL};
+static const _Alignas(64) uint16_t subnormal_mask[32] = {ATTN_NONZERO, ATTN_NONZERO, ATTN_NONZERO,
+                                                         ATTN_NONZERO};
+
+SIMD_FN pow2_scale pow2_scale_of(float s)
 {
-    /* bf16 of 0 .. 7 times 2^-9 */
-    static const uint16_t subnormal[8] = {0x0000, 0x3b00, 0x3b80, 0x3bc0,
-                                          0x3c00, 0x3c20, 0x3c40, 0x3c60};
     const int32_t e = (int32_t)(f32_bits(s) >> 23) - 127;
-    _Alignas(64) int16_t table[32];
-    for (int32_t i = 0; i < 32; i++) {
-        table[i] = (int16_t)(i % 8 == 0 ? 0 : subnormal[i % 8] + e * 128);
-    }
-    const pow2_scale r = {vw_set1((int16_t)((120 + e) * 128)), vi_load(table)};
+    const vw up = vi_and(vi_load(subnormal_mask), vw_set1((int16_t)(e * 128)));
+    const pow2_scale r = {vw_set1((int16_t)((120 + e) * 128)), vw_add(vi_load(subnormal_table), up)};
     return r;
 }
 
 /* n codes, n a multiple of 32, exactly scaled. */
 SIMD_FN void load_pow2(const uint8_t *p, int32_t n, const pow2_scale *s, uint16_t *out)
 {
+    SIMD_UNROLL
     for (int32_t i = 0; i < n; i += 32) {
         const vw x = vw_loadu_i8(p + i);
         const vw mag = vw_add(vi_and(vw_sll4(x), vw_set1(0x07f0)), s->add);
