@@ -25,7 +25,7 @@ enum {
     AHEAD = 4,                       /* rows that a gather asks for early ...               */
     FETCH_BYTES = 1024,              /* ... where they are short; long ones the machine sees */
     WRITE_STREAM_BYTES = 256 * 1024, /* a writer that writes more goes past the caches      */
-    WRITE_BLOCK_MAX = 128,           /* tokens of a task of a writer                        */
+    WRITE_BLOCK_MAX = 256,           /* tokens of a task of a writer                        */
     WRITE_BLOCK_MIN = 16,
     ROW_AHEAD = 4,           /* tokens whose values are asked for early: latents and rope,  */
     KEY_AHEAD = 12,          /* index keys,                                                 */

@@ -102,6 +102,8 @@ static inline void tile_begin(void)
         c.row_bytes[i] = TILE * 4;
         c.n_row[i] = TILE;
     }
+    /* the intrinsic names eight bytes of it as its operand: the rest must be in memory, too */
+    __asm__ volatile("" ::"r"(&c) : "memory");
     _tile_loadconfig(&c);
 }
 
