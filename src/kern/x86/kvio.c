@@ -367,6 +367,37 @@ static kvio_key index_write_key(const index_write_job *j, const picks *p, int32_
     return k;
 }
 
+/* How many picks from i on, in fours, are tokens and slots one behind the other in one page. */
+static int32_t picks_in_line(const picks *p, int32_t i)
+{
+    const int64_t token = p->token[i];
+    const int64_t slot = p->slot[i];
+    const int64_t room = KVS_PAGE_TOKENS - (int64_t)((uint64_t)slot % KVS_PAGE_TOKENS);
+    const int32_t most = p->n - i < room ? p->n - i : (int32_t)room;
+    int32_t n = 1;
+    while (n < most && p->token[i + n] == token + n && p->slot[i + n] == slot + n) {
+        n++;
+    }
+    return n / KVIO_KEYS * KVIO_KEYS;
+}
+
+/* n picks in a line from i on. Asks for the lines of their scales, and for values of later tokens while there
+ * are any in the call. */
+static void index_write_line(const index_write_job *j, const picks *p, int32_t i, int32_t n, kv_count *count)
+{
+    const index_write_args *a = j->a;
+    kvio_line l = {.value = key_at(a, p->token[i]),
+                   .stride = a->key_stride * elem_bytes(a->in_type),
+                   .page = index_page_at(a, p->slot[i]),
+                   .off = (int32_t)((uint64_t)p->slot[i] % KVS_PAGE_TOKENS),
+                   .n = n};
+    l.ahead = p->token[i] + n + KEY_AHEAD <= a->n_tok ? KEY_AHEAD * l.stride : 0;
+    for (int32_t k = 0; k < n; k += LINE / (int32_t)sizeof(float)) {
+        __builtin_prefetch(l.page + index_scale_at(l.off + k), 1);
+    }
+    j->isa->write_line(&l, count);
+}
+
 static void index_write_task(void *ctx, int64_t i_task, int i_worker)
 {
     index_write_job *j = ctx;
@@ -377,13 +408,21 @@ static void index_write_task(void *ctx, int64_t i_task, int i_worker)
     picks p;
     picks_make(&p, a->slot, a->n_slot, i_task * j->block,
                block_end(i_task * j->block, j->block, a->n_tok), a->n_tok, &stats);
-    for (int32_t i = 0; i < p.n; i += KVIO_KEYS) {
+    const bool line = j->stream && a->fmt == KVS_INDEX_FP8 && a->in_type == KVS_DTYPE_BF16;
+    for (int32_t i = 0; i < p.n;) {
+        const int32_t n_line = line ? picks_in_line(&p, i) : 0;
+        if (n_line > 0) {
+            index_write_line(j, &p, i, n_line, &count);
+            i += n_line;
+            continue;
+        }
         kvio_key key[KVIO_KEYS];
         const int32_t n = p.n - i < KVIO_KEYS ? p.n - i : KVIO_KEYS;
         for (int32_t k = 0; k < n; k++) {
             key[k] = index_write_key(j, &p, i + k);
         }
         j->isa->write_keys(a->fmt, a->in_type, key, n, j->stream, &count);
+        i += n;
     }
     if (j->stream) {
         _mm_sfence(); /* before another thread is told that the keys are there */

@@ -194,6 +194,29 @@ SIMD_FN void quant_keys(const kvio_key *k, int32_t n, const int wide, const int 
 
 static_assert((int)GROUP == (int)KVIO_KEYS, "a call writes a group of keys");
 
+static void kvio_write_line(const kvio_line *l, kv_count *count)
+{
+    for (int32_t i = 0; i < l->n; i += GROUP) {
+        float s[GROUP];
+        const uint8_t *x[GROUP];
+        const uint8_t *next[GROUP];
+        uint8_t *out[GROUP];
+        SIMD_UNROLL
+        for (int32_t t = 0; t < GROUP; t++) {
+            x[t] = l->value + (i + t) * l->stride;
+            /* may lie behind the last token: it is asked for, not read */
+            next[t] = (const uint8_t *)((uintptr_t)x[t] + (uintptr_t)l->ahead);
+            out[t] = l->page + (l->off + i + t) * KVS_INDEX_DIM;
+        }
+        if (!quant_group(x, next, GROUP, KVS_INDEX_DIM, LEAST_INDEX, 1, out, s)) {
+            for (int32_t t = 0; t < GROUP; t++) {
+                s[t] = quant_tile(x[t], 0, KVS_INDEX_DIM, false, LEAST_INDEX, out[t], count);
+            }
+        }
+        memcpy(l->page + index_scale_at(l->off + i), s, sizeof s);
+    }
+}
+
 SIMD_FN void write_keys(int32_t fmt, const kvio_key *k, int32_t n, const int wide, const int stream,
                         kv_count *count)
 {
@@ -376,6 +399,7 @@ static void kvio_stream(void *out, const void *from, int64_t bytes)
 static const kvio_isa g_isa = {
     .write_row = kvio_write_row,
     .write_keys = kvio_write_keys,
+    .write_line = kvio_write_line,
     .read_row = kvio_read_row,
     .stream = kvio_stream,
     .quant_head = kvio_quant_head,

@@ -33,6 +33,15 @@ typedef struct kvio_key {
     int32_t off;
 } kvio_key;
 
+/* n bf16 keys, a multiple of KVIO_KEYS, that lie one behind the other in one page, from place `off` on; their
+ * values are `stride` bytes apart, and what lies `ahead` bytes behind them is asked for in passing. */
+typedef struct kvio_line {
+    const uint8_t *value;
+    int64_t stride, ahead;
+    uint8_t *page;
+    int32_t off, n;
+} kvio_line;
+
 typedef struct kvio_isa {
     /* kv_row_write of num/kvfmt.h; count is not NULL. */
     void (*write_row)(const kv_writer *w, uint8_t *row, const kvio_row *in, kv_count *count);
@@ -40,6 +49,8 @@ typedef struct kvio_isa {
      * caller fences. */
     void (*write_keys)(int32_t fmt, int32_t in_type, const kvio_key *k, int32_t n, bool stream,
                        kv_count *count);
+    /* The same for a line of fp8 keys, past the caches. */
+    void (*write_line)(const kvio_line *l, kv_count *count);
     /* The 576 values of a row as out_type. */
     void (*read_row)(int32_t fmt, float k_scale, const uint8_t *row, int32_t out_type, void *out);
     /* Copies `bytes` (a multiple of 64) to a place aligned to 64, past the caches. The caller
