@@ -28,8 +28,9 @@ static const kern_variant g_variants[] = {
 #ifdef __x86_64__
     KERN_VARIANT(attn, "avx2", CPU_NEED_AVX2, attn_apply_avx2),
     KERN_VARIANT(attn, "avx512", CPU_NEED_AVX512, attn_apply_avx512),
-    KERN_VARIANT(attn, "avx512bf16", CPU_NEED_AVX512BF16, attn_apply_avx512bf16),
+    /* by name only (--kernels attn=amx): a later entry wins */
     KERN_VARIANT(attn, "amx", CPU_NEED_AMX, attn_apply_amx),
+    KERN_VARIANT(attn, "avx512bf16", CPU_NEED_AVX512BF16, attn_apply_avx512bf16),
     KERN_VARIANT(merge, "avx2", CPU_NEED_AVX2, merge_apply_avx2),
     KERN_VARIANT(merge, "avx512", CPU_NEED_AVX512, merge_apply_avx512),
     KERN_VARIANT(quant_q, "avx2", CPU_NEED_AVX2, quant_q_apply_avx2),
