@@ -181,15 +181,23 @@ typedef struct ix_share {
     int32_t row;        /* first row of that group                                 */
 } ix_share;
 
+/* Blocks with work, the first of the grid: each has at least one tile. */
+static __device__ __forceinline__ int64_t ix_busy(int64_t n_all)
+{
+    return min(n_all, (int64_t)gridDim.x);
+}
+
+/* Where the range of a block begins. */
 static __device__ __forceinline__ int64_t ix_cut(int64_t n_all, int64_t block)
 {
-    return n_all * block / gridDim.x;
+    const int64_t busy = ix_busy(n_all);
+    return block >= busy ? n_all : n_all * block / busy;
 }
 
 /* The block that works on a tile: the one whose range holds it. */
 static __device__ inline int32_t ix_block_of(int64_t n_all, int64_t tile)
 {
-    int64_t c = tile * gridDim.x / n_all;
+    int64_t c = tile * ix_busy(n_all) / n_all;
     while (ix_cut(n_all, c + 1) <= tile) {
         c++;
     }
