@@ -23,7 +23,7 @@ target_compile_options(kvs_flags INTERFACE
     "$<${host}:-Wpedantic;-Wconversion>"
     $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes -Wimplicit-fallthrough
       -Werror=vla>
-    "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fno-exceptions;-fno-rtti;-fno-threadsafe-statics>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fno-exceptions;-fno-rtti;-fno-threadsafe-statics;-fno-gnu-unique>"
     "$<$<BOOL:${KVS_WERROR}>:$<IF:${host},-Werror,-Werror=all-warnings>>")
 if(KVS_SANITIZE)
     # Reports need lines, not variables: -g takes twice as long over unrolled vectors with checks in them.
