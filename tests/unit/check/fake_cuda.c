@@ -349,14 +349,6 @@ static void index_score_fake(const index_score_args *a, dev_queue *q)
     ref()->index_score(a, q);
 }
 
-static void index_select_fake(const index_select_args *a, dev_queue *q)
-{
-    ref()->index_select(a, q);
-    if (fake.wrong && a->in.n_row > 0 && a->list_count[0] > 0) {
-        a->list_id[0]++;
-    }
-}
-
 static void apply_attn(kern_table *t)
 {
     t->attn = attn_fake;
