@@ -227,17 +227,18 @@ static void forms_agree(void **state)
         int32_t type;
         kvs_kv_format kv;
         float least, most;
-    } cell[] = {{TINY_V2, GEMM_F32, KVS_KV_F32, 1e-9f, 1e-4f},
-                {TINY_V3, GEMM_F32, KVS_KV_F32, 1e-9f, 1e-4f},
-                {TINY_V2, GEMM_BF16, KVS_KV_BF16, 1e-9f, 0.5f},
-                {TINY_V32, GEMM_BF16, KVS_KV_BF16, 0.0f, FLT_MIN}};
+        int64_t len;
+    } cell[] = {{TINY_V2, GEMM_F32, KVS_KV_F32, 1e-9f, 1e-4f, 540}, /* two blocks */
+                {TINY_V3, GEMM_F32, KVS_KV_F32, 1e-9f, 1e-4f, 90},
+                {TINY_V2, GEMM_BF16, KVS_KV_BF16, 1e-9f, 0.5f, 90},
+                {TINY_V32, GEMM_BF16, KVS_KV_BF16, 0.0f, FLT_MIN, 90}};
     for (size_t i = 0; i < UNIT_COUNT(cell); i++) {
         const tiny_spec spec = {.kind = cell[i].kind, .type = cell[i].type, .seed = 7};
         wt *w = tiny_new(&spec);
         tiny_run r = run_of(spec.kind);
         r.kv = cell[i].kv;
         r.n_seq = 1;
-        r.len[0] = r.prompt[0] = 90;
+        r.len[0] = r.prompt[0] = cell[i].len;
         both_forms(w, r, cell[i].least, cell[i].most);
         tiny_free(w);
     }
