@@ -120,6 +120,14 @@ static void attn_base_two(const attn_args *a, dev_queue *q)
     }
 }
 
+/* Scores off by a thousandth: far beyond rounding, far below one key. */
+static void attn_scale_off(const attn_args *in, dev_queue *q)
+{
+    attn_args a = *in;
+    a.softmax_scale *= 1.001f;
+    g_ref.attn(&a, q);
+}
+
 static void attn_lse_transposed(const attn_args *a, dev_queue *q)
 {
     g_ref.attn(a, q);
@@ -511,6 +519,7 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
 #define WRONG_LIST(X, Y)                                                                           \
     X(attn, attn_forgets_last, "dense", 2)                                                         \
     X(attn, attn_base_two, "sparse", 2)                                                            \
+    X(attn, attn_scale_off, "dense", 2)                                                            \
     X(attn, attn_lse_transposed, "dense", 2)                                                       \
     X(attn, attn_one_lane, "tree", 1)                                                              \
     X(attn, attn_by_batch, "alone", 1)                                                             \
@@ -551,6 +560,7 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
 
 WRONG_SCRATCH(attn, attn_forgets_last)
 WRONG_SCRATCH(attn, attn_base_two)
+WRONG_SCRATCH(attn, attn_scale_off)
 WRONG_SCRATCH(attn, attn_lse_transposed)
 WRONG_SCRATCH(attn, attn_one_lane)
 WRONG_SCRATCH(attn, attn_by_batch)
