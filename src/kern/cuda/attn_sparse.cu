@@ -1,0 +1,396 @@
+/* attn_sparse.cu - sparse attention on sm_90a: compaction before the main kernel, merge after it, and the
+ * launches (attn_sparse.cuh).
+ */
+#include <cuda_bf16.h>
+
+#include "kern/cuda/attn_sparse.cuh"
+#include "kern/cuda/attn_sparse.h"
+#include "kern/cuda/attn_sparse_main.cuh"
+#include "kern/cuda/ptx.cuh"
+#include "kern/exp.h"
+
+enum { PACK_THREADS = 256, MERGE_HEADS = 8, MAX_LANE = 8 };
+/* Rows of the deterministic mode go through in so many at a time: their partials take 2 KiB a head. */
+enum { WHOLE_ROWS = 64 };
+#define NEG_INF (-__int_as_float(0x7f800000))
+
+/* ---- compaction -------------------------------------------------------------------------------------- */
+
+struct pack_params {
+    const int32_t *slots;
+    int64_t slots_stride;
+    const int32_t *lane_count; /* [n_row, n_lane] */
+    int64_t n_slot;
+    int32_t n_lane, n_segment; /* n_segment: items of a lane, 0 when a row is one item */
+    int32_t *ids;              /* [n_row, slots_stride] */
+    int32_t *count, *begin;    /* [n_item] */
+    attn_stats *stats;
+};
+
+static __device__ void items_write(const pack_params &p, int64_t row, const int32_t *lane_at)
+{
+    if (p.n_segment == 0) {
+        if (threadIdx.x == 0) {
+            p.count[row] = lane_at[p.n_lane];
+            p.begin[row] = 0;
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < p.n_lane * p.n_segment; i += PACK_THREADS) {
+        const int lane = i / p.n_segment, skip = i % p.n_segment * ATTN_SEGMENT;
+        const int n = lane_at[lane + 1] - lane_at[lane] - skip;
+        const int64_t item = row * p.n_lane * p.n_segment + i;
+        p.count[item] = n < 0 ? 0 : n < ATTN_SEGMENT ? n : ATTN_SEGMENT;
+        p.begin[item] = lane_at[lane] + skip;
+    }
+}
+
+/* One block per row: ids that name a slot of the pool, in order. */
+static __global__ void __launch_bounds__(PACK_THREADS) attn_sparse_pack(const __grid_constant__ pack_params p)
+{
+    __shared__ int32_t warp_sum[PACK_THREADS / 32];
+    __shared__ int32_t lane_begin[MAX_LANE + 1]; /* in the row's list   */
+    __shared__ int32_t lane_at[MAX_LANE + 1];    /* among its valid ids */
+    grid_release();
+    const int64_t row = blockIdx.x;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
+    if (tid == 0) {
+        int64_t sum = 0;
+        for (int l = 0; l < p.n_lane; l++) {
+            lane_begin[l] = (int32_t)sum;
+            const int32_t n = p.lane_count[row * p.n_lane + l];
+            sum = min(sum + (n > 0 ? n : 0), p.slots_stride);
+        }
+        lane_begin[p.n_lane] = (int32_t)sum;
+    }
+    __syncthreads();
+    const int32_t total = lane_begin[p.n_lane];
+    const int32_t *slots = p.slots + row * p.slots_stride;
+    int32_t *ids = p.ids + row * p.slots_stride;
+    int32_t base = 0, n_bad = 0;
+    for (int32_t e0 = 0; e0 < total; e0 += PACK_THREADS) {
+        const int32_t e = e0 + tid;
+        const int32_t id = e < total ? slots[e] : -1;
+        const bool ok = id >= 0 && id < p.n_slot;
+        const uint32_t vote = __ballot_sync(~0u, ok);
+        n_bad += __syncthreads_count(!ok && id != -1);
+        if (lane == 0)
+            warp_sum[warp] = __popc(vote);
+        __syncthreads();
+        int32_t at = base + __popc(vote & ((1u << lane) - 1));
+        for (int w = 0; w < PACK_THREADS / 32; w++) {
+            at += w < warp ? warp_sum[w] : 0;
+            base += warp_sum[w];
+        }
+        if (ok)
+            ids[at] = id;
+        for (int l = 0; l < p.n_lane; l++)
+            if (e == lane_begin[l])
+                lane_at[l] = at;
+    }
+    __syncthreads();
+    if (tid <= p.n_lane && (tid == p.n_lane || lane_begin[tid] >= total))
+        lane_at[tid] = base;
+    __syncthreads();
+    items_write(p, row, lane_at);
+    if (tid == 0 && p.stats != NULL) {
+        atomicAdd((unsigned long long *)&p.stats->n_key, (unsigned long long)base);
+        atomicAdd((unsigned long long *)&p.stats->n_fetched, (unsigned long long)base);
+        if (n_bad > 0)
+            atomicAdd((unsigned long long *)&p.stats->n_bad_id, (unsigned long long)n_bad);
+    }
+}
+
+/* ---- merge ---------------------------------------------------------------------------------------------- */
+
+/* 16 of a head's 512 values: four runs of four, 128 apart, so that a warp reads whole lines. */
+struct slice {
+    float4 v[4];
+};
+
+static __device__ slice slice_load(const float *p, int lane)
+{
+    slice s;
+    for (int i = 0; i < 4; i++)
+        s.v[i] = *(const float4 *)(p + 128 * i + 4 * lane);
+    return s;
+}
+
+static __device__ void slice_store(const sparse_params &p, int64_t row, int head, int lane, const slice &s)
+{
+    const int64_t at = row * p.out_stride_row + head * p.out_stride_head + 4 * lane;
+    for (int i = 0; i < 4; i++) {
+        const float x[4] = {s.v[i].x, s.v[i].y, s.v[i].z, s.v[i].w};
+        for (int j = 0; j < 4; j++)
+            if (p.out_bf16)
+                ((__nv_bfloat16 *)p.out)[at + 128 * i + j] = __float2bfloat16_rn(x[j]);
+            else
+                ((float *)p.out)[at + 128 * i + j] = x[j];
+    }
+}
+
+/* Rows that several parts worked on: block x is the part in which the row begins. A warp per head. */
+static __global__ void __launch_bounds__(32 * MERGE_HEADS) attn_sparse_merge(const __grid_constant__ sparse_params p)
+{
+    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32, part = blockIdx.x;
+    grid_wait();
+    const int2 cut = p.cut[part];
+    if (cut.x < 0 || head >= p.n_head)
+        return;
+    float top = NEG_INF;
+    bool bad = false;
+    for (int i = part; i <= cut.y; i++) {
+        const float l = p.part_lse[(2 * (int64_t)i + (i == part)) * p.n_head + head];
+        bad = bad || !(l < -NEG_INF);
+        top = fmaxf(top, l);
+    }
+    slice sum = {};
+    float weight = 0.0f;
+    for (int i = part; i <= cut.y && !bad; i++) {
+        const int64_t at = (2 * (int64_t)i + (i == part)) * p.n_head + head;
+        const float l = p.part_lse[at], w = l == NEG_INF ? 0.0f : sparse_exp2(l - top);
+        const slice s = slice_load(p.part_out + at * SPARSE_VDIM, lane);
+        weight += w;
+        for (int k = 0; k < 4 && w > 0.0f; k++) {
+            sum.v[k].x = fmaf(w, s.v[k].x, sum.v[k].x);
+            sum.v[k].y = fmaf(w, s.v[k].y, sum.v[k].y);
+            sum.v[k].z = fmaf(w, s.v[k].z, sum.v[k].z);
+            sum.v[k].w = fmaf(w, s.v[k].w, sum.v[k].w);
+        }
+    }
+    const float inv = weight > 0.0f ? 1.0f / weight : 0.0f;
+    for (int k = 0; k < 4; k++)
+        sum.v[k] = make_float4(sum.v[k].x * inv, sum.v[k].y * inv, sum.v[k].z * inv, sum.v[k].w * inv);
+    slice_store(p, cut.x, head, lane, sum);
+    if (lane == 0) {
+        p.lse[(int64_t)cut.x * p.n_head + head] = weight > 0.0f ? (top + log2f(weight)) * 0.693147180559945309f : NEG_INF;
+        if (bad && p.n_nan != NULL)
+            atomicAdd(p.n_nan, 1ull);
+    }
+}
+
+struct node {
+    slice s;
+    float lse;
+};
+
+static __device__ float node_value(merge_weight w, float a, float b)
+{
+    return merge_node_value(w, a, b);
+}
+
+/* a becomes the node of (a, b). */
+static __device__ void node_merge(node &a, const node &b)
+{
+    const merge_weight w = merge_node_weights(a.lse, b.lse);
+    for (int k = 0; k < 4; k++) {
+        a.s.v[k].x = node_value(w, a.s.v[k].x, b.s.v[k].x);
+        a.s.v[k].y = node_value(w, a.s.v[k].y, b.s.v[k].y);
+        a.s.v[k].z = node_value(w, a.s.v[k].z, b.s.v[k].z);
+        a.s.v[k].w = node_value(w, a.s.v[k].w, b.s.v[k].w);
+    }
+    a.lse = w.lse;
+}
+
+/* Deterministic mode: folds the segments of a lane, then merges the lanes by the tree. */
+template <int N_LANE>
+static __global__ void __launch_bounds__(32 * MERGE_HEADS) attn_sparse_tree(const __grid_constant__ sparse_params p)
+{
+    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t row = blockIdx.x;
+    const int n_segment = p.item_per_row / N_LANE;
+    grid_wait();
+    if (head >= p.n_head)
+        return;
+    node n[N_LANE];
+#pragma unroll
+    for (int l = 0; l < N_LANE; l++) {
+        n[l].s = {};
+        n[l].lse = NEG_INF;
+        for (int seg = 0; seg < n_segment; seg++) {
+            const int64_t item = row * p.item_per_row + l * n_segment + seg;
+            if (p.count[item] == 0)
+                break;
+            node b;
+            b.lse = p.part_lse[item * p.n_head + head];
+            b.s = slice_load(p.part_out + (item * p.n_head + head) * SPARSE_VDIM, lane);
+            node_merge(n[l], b);
+        }
+    }
+#pragma unroll
+    for (int d = N_LANE / 2; d >= 1; d /= 2)
+#pragma unroll
+        for (int l = 0; l < d; l++)
+            node_merge(n[l], n[l + d]);
+    slice_store(p, row, head, lane, n[0].s);
+    if (lane == 0)
+        p.lse[row * p.n_head + head] = n[0].lse;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------- */
+
+/* Heads of a group: the fewest groups, unless that leaves most of the card idle. */
+static int group_size(const attn_args *a, int n_sm)
+{
+    const int most = a->fmt == KVS_KV_BF16 ? 32 : 64;
+    const int64_t pairs = (int64_t)a->n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE));
+    int n = 16;
+    while (n < most && n < a->n_head && pairs * ((a->n_head + n - 1) / n) > n_sm)
+        n *= 2;
+    return n;
+}
+
+static int n_segment(const attn_args *a)
+{
+    return (int)((a->slots_stride + ATTN_SEGMENT - 1) / ATTN_SEGMENT);
+}
+
+static int64_t rows_at_once(const attn_args *a)
+{
+    return a->deterministic && a->n_row > WHOLE_ROWS ? WHOLE_ROWS : a->n_row;
+}
+
+struct lay {
+    size_t ids, count, begin, cut, lse, out, bytes;
+    int64_t n_item, n_partial;
+};
+
+static struct lay scratch_lay(const attn_args *a, int n_sm)
+{
+    struct lay l;
+    const size_t line = 255;
+    const int64_t rows = rows_at_once(a);
+    l.n_item = a->deterministic ? rows * a->n_lane * n_segment(a) : rows;
+    l.n_partial = a->deterministic ? l.n_item : 2 * (int64_t)n_sm;
+    l.ids = 0;
+    l.count = ((size_t)(rows * a->slots_stride) * 4 + line) & ~line;
+    l.begin = l.count + (((size_t)l.n_item * 4 + line) & ~line);
+    l.cut = l.begin + (((size_t)l.n_item * 4 + line) & ~line);
+    l.lse = l.cut + (((size_t)n_sm * 8 + line) & ~line);
+    l.out = l.lse + (((size_t)(l.n_partial * a->n_head) * 4 + line) & ~line);
+    l.bytes = l.out + (size_t)(l.n_partial * a->n_head) * SPARSE_VDIM * 4 + line;
+    return l;
+}
+
+size_t attn_sparse_scratch(const attn_args *a, int n_sm)
+{
+    return scratch_lay(a, n_sm).bytes;
+}
+
+const char *attn_sparse_refuse(const attn_args *a)
+{
+    if (a->slots == NULL)
+        return "attention over a block table: give lists of slots";
+    if (a->fmt != KVS_KV_FP8_DS_MLA && a->fmt != KVS_KV_BF16)
+        return "rows other than fp8_ds_mla and bf16";
+    if (a->q_type != KVS_DTYPE_BF16)
+        return "queries other than bf16";
+    if (((uintptr_t)a->kv | (uintptr_t)a->page_stride | (uintptr_t)a->row_stride) % 16 != 0)
+        return "caches whose rows do not begin at multiples of 16 bytes";
+    if (a->slots_stride > 32768)
+        return "more than 32768 keys a row";
+    return NULL;
+}
+
+template <class P>
+static cudaError_t launch(void (*kernel)(P), dim3 grid, int threads, size_t shared, bool early, const P &p,
+                          cudaStream_t stream)
+{
+    cudaLaunchAttribute attr;
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = dim3(threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = stream;
+    c.attrs = &attr;
+    c.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&c, kernel, p);
+}
+
+static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_row, cudaStream_t stream)
+{
+    const int y = (p.n_head + MERGE_HEADS - 1) / MERGE_HEADS, threads = 32 * MERGE_HEADS;
+    if (!p.whole)
+        return launch(attn_sparse_merge, dim3(p.n_part, y), threads, 0, true, p, stream);
+    const dim3 grid((unsigned)n_row, y);
+    switch (n_lane) {
+    case 1:
+        return launch(attn_sparse_tree<1>, grid, threads, 0, true, p, stream);
+    case 2:
+        return launch(attn_sparse_tree<2>, grid, threads, 0, true, p, stream);
+    case 4:
+        return launch(attn_sparse_tree<4>, grid, threads, 0, true, p, stream);
+    default:
+        return launch(attn_sparse_tree<8>, grid, threads, 0, true, p, stream);
+    }
+}
+
+/* Rows [row0, row0 + n_row) of the call. */
+static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n_row, int n_sm, cudaStream_t stream)
+{
+    const struct lay l = scratch_lay(a, n_sm);
+    char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
+    const int whole = a->deterministic, per_row = whole ? a->n_lane * n_segment(a) : 1;
+    pack_params k = {};
+    k.slots = a->slots + row0 * a->slots_stride;
+    k.slots_stride = a->slots_stride;
+    k.lane_count = a->lane_count + row0 * a->n_lane;
+    k.n_slot = a->n_slot;
+    k.n_lane = a->n_lane;
+    k.n_segment = whole ? n_segment(a) : 0;
+    k.ids = (int32_t *)(base + l.ids);
+    k.count = (int32_t *)(base + l.count);
+    k.begin = (int32_t *)(base + l.begin);
+    k.stats = a->stats;
+    cudaError_t e = launch(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
+    if (e != cudaSuccess)
+        return e;
+
+    sparse_params p = {};
+    p.kv = a->kv;
+    p.page_stride = a->page_stride;
+    p.row_stride = a->row_stride;
+    p.ids = k.ids;
+    p.ids_stride = k.slots_stride;
+    p.count = k.count;
+    p.begin = k.begin;
+    p.n_item = (int32_t)(n_row * per_row);
+    p.item_per_row = per_row;
+    p.q = (const uint16_t *)a->q + row0 * a->q_stride_row;
+    p.q_stride_row = a->q_stride_row;
+    p.q_stride_head = a->q_stride_head;
+    p.q_scale = a->q_scale == NULL ? NULL : a->q_scale + row0 * a->n_head;
+    p.scale_log2 = a->softmax_scale * 1.44269504088896341f;
+    p.q_wide = ((uintptr_t)a->q | (uintptr_t)(a->q_stride_row * 2) | (uintptr_t)(a->q_stride_head * 2)) % 16 == 0;
+    const int n = group_size(a, n_sm);
+    p.n_head = a->n_head;
+    p.n_group = (a->n_head + n - 1) / n;
+    p.group_heads = (a->n_head + p.n_group - 1) / p.n_group;
+    p.n_part = n_sm / p.n_group;
+    p.whole = whole;
+    /* with a tile or two for each block, an even cut is worth more than the cost of beginning */
+    p.item_cost = n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE)) * p.n_group > n_sm ? 2 : 0;
+    p.out_bf16 = a->out_type == KVS_DTYPE_BF16;
+    p.out = (char *)a->out + row0 * a->out_stride_row * (p.out_bf16 ? 2 : 4);
+    p.out_stride_row = a->out_stride_row;
+    p.out_stride_head = a->out_stride_head;
+    p.out_wide = (uintptr_t)a->out % 8 == 0 && (a->out_stride_row | a->out_stride_head) % 2 == 0;
+    p.lse = a->lse + row0 * a->n_head;
+    p.part_out = (float *)(base + l.out);
+    p.part_lse = (float *)(base + l.lse);
+    p.cut = (int2 *)(base + l.cut);
+    p.n_nan = a->stats == NULL ? NULL : (unsigned long long *)&a->stats->n_nan;
+    e = attn_sparse_main_launch(p, a->fmt == KVS_KV_BF16 ? SPARSE_BF16 : SPARSE_FP8, n, stream);
+    return e != cudaSuccess ? e : merge_launch(p, a->n_lane, n_row, stream);
+}
+
+cudaError_t attn_sparse_launch(const attn_args *a, int n_sm, cudaStream_t stream)
+{
+    const int64_t step = rows_at_once(a);
+    cudaError_t e = cudaSuccess;
+    for (int64_t row = 0; row < a->n_row && e == cudaSuccess; row += step)
+        e = rows_launch(a, row, row + step < a->n_row ? step : a->n_row - row, n_sm, stream);
+    return e;
+}

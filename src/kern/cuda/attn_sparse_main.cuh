@@ -1,0 +1,12 @@
+/* attn_sparse_main.cuh - the launch of the main kernel of sparse attention. */
+#ifndef KVS_KERN_CUDA_ATTN_SPARSE_MAIN_CUH
+#define KVS_KERN_CUDA_ATTN_SPARSE_MAIN_CUH
+
+#include <cuda_runtime.h>
+
+#include "kern/cuda/attn_sparse.cuh"
+
+/* kind: SPARSE_FP8 or SPARSE_BF16; n: heads the tile is made for, 16, 32 or 64 (not with bf16). */
+cudaError_t attn_sparse_main_launch(const sparse_params &p, int kind, int n, cudaStream_t stream);
+
+#endif
