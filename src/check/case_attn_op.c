@@ -280,7 +280,7 @@ static const check_class g_classes[] = {
     {"longest", NULL, 4, 0, 0, attn_longest, NULL, attn_compare},
     {"huge logits", NULL, 24, 8, 0, attn_huge, NULL, attn_compare},
     {"flat logits", NULL, 8, 4, 0, attn_flat, NULL, attn_compare},
-    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, 0,
+    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, CLASS_ORDER,
      attn_nan, NULL, attn_compare},
     {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL,
      attn_compare},

@@ -77,14 +77,13 @@ typedef struct attn_args {
     int32_t n_req;
 
     /* results: f32, normalised */
-    float *out;                  /* [n_row, n_head, 512]; 0 where nothing is attended                */
+    float *out;                  /* [n_row, n_head, 512]; 0 where nothing is attended; see out_type   */
     int64_t out_stride_row;      /* elements                                                         */
     int64_t out_stride_head;     /* elements                                                         */
     float *lse;                  /* [n_row, n_head] dense; -inf where nothing is attended            */
 
-    int32_t out_type;            /* kvs_dtype of out: f32 (also 0); bf16 on CUDA, out then being such values */
-    int32_t deterministic;       /* CUDA: segments, fold and tree as above; 0 cuts a row's keys by the work.
-                                    Host variants have no other mode and do not look at it           */
+    int32_t out_type;            /* kvs_dtype of out: f32 (also 0), or bf16, rounded once, of variants
+                                    for CUDA; others refuse it                                      */
 
     attn_stats *stats;           /* may be NULL                                                      */
     void *scratch;               /* attn_scratch bytes, 64-byte aligned                              */

@@ -75,7 +75,8 @@ typedef struct kern_table {
 typedef enum kern_place { KERN_HOST = 0, KERN_CUDA = 1 } kern_place;
 
 /* kern_variant.flags. KERN_FREE_ORDER: the bits of a row may depend on what shares the call (its other
- * rows and heads, the cut into lanes and segments), though never on chance. */
+ * rows and heads, the cut into lanes and segments), though never on chance; a score that is NaN or +inf
+ * drops the whole (row, head), where the contract drops its segment. */
 enum { KERN_FREE_ORDER = 1 };
 
 /* One implementation of one op. `apply` overwrites the op's slots in a table. */

@@ -6,6 +6,7 @@
 #include "kern/cuda/attn_sparse.cuh"
 #include "kern/cuda/attn_sparse.h"
 #include "kern/cuda/attn_sparse_main.cuh"
+#include "kern/cuda/cuda.h"
 #include "kern/cuda/ptx.cuh"
 #include "kern/exp.h"
 
@@ -14,7 +15,7 @@ enum { PACK_THREADS = 256, MERGE_HEADS = 8, MAX_LANE = 8 };
 enum { WHOLE_ROWS = 64 };
 #define NEG_INF (-__int_as_float(0x7f800000))
 
-/* ---- compaction -------------------------------------------------------------------------------------- */
+/* ---- compaction ---------------------------------------------------------------------------- */
 
 struct pack_params {
     const int32_t *slots;
@@ -46,7 +47,8 @@ static __device__ void items_write(const pack_params &p, int64_t row, const int3
 }
 
 /* One block per row: ids that name a slot of the pool, in order. */
-static __global__ void __launch_bounds__(PACK_THREADS) attn_sparse_pack(const __grid_constant__ pack_params p)
+static __global__ void __launch_bounds__(PACK_THREADS)
+    attn_sparse_pack(const __grid_constant__ pack_params p)
 {
     __shared__ int32_t warp_sum[PACK_THREADS / 32];
     __shared__ int32_t lane_begin[MAX_LANE + 1]; /* in the row's list   */
@@ -101,7 +103,7 @@ static __global__ void __launch_bounds__(PACK_THREADS) attn_sparse_pack(const __
     }
 }
 
-/* ---- merge ---------------------------------------------------------------------------------------------- */
+/* ---- merge --------------------------------------------------------------------------------- */
 
 /* 16 of a head's 512 values: four runs of four, 128 apart, so that a warp reads whole lines. */
 struct slice {
@@ -116,7 +118,8 @@ static __device__ slice slice_load(const float *p, int lane)
     return s;
 }
 
-static __device__ void slice_store(const sparse_params &p, int64_t row, int head, int lane, const slice &s)
+static __device__ void slice_store(const sparse_params &p, int64_t row, int head, int lane,
+                                   const slice &s)
 {
     const int64_t at = row * p.out_stride_row + head * p.out_stride_head + 4 * lane;
     for (int i = 0; i < 4; i++) {
@@ -130,9 +133,11 @@ static __device__ void slice_store(const sparse_params &p, int64_t row, int head
 }
 
 /* Rows that several parts worked on: block x is the part in which the row begins. A warp per head. */
-static __global__ void __launch_bounds__(32 * MERGE_HEADS) attn_sparse_merge(const __grid_constant__ sparse_params p)
+static __global__ void __launch_bounds__(32 * MERGE_HEADS)
+    attn_sparse_merge(const __grid_constant__ sparse_params p)
 {
-    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32, part = blockIdx.x;
+    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32,
+              part = blockIdx.x;
     grid_wait();
     const int2 cut = p.cut[part];
     if (cut.x < 0 || head >= p.n_head)
@@ -160,10 +165,12 @@ static __global__ void __launch_bounds__(32 * MERGE_HEADS) attn_sparse_merge(con
     }
     const float inv = weight > 0.0f ? 1.0f / weight : 0.0f;
     for (int k = 0; k < 4; k++)
-        sum.v[k] = make_float4(sum.v[k].x * inv, sum.v[k].y * inv, sum.v[k].z * inv, sum.v[k].w * inv);
+        sum.v[k] =
+            make_float4(sum.v[k].x * inv, sum.v[k].y * inv, sum.v[k].z * inv, sum.v[k].w * inv);
     slice_store(p, cut.x, head, lane, sum);
     if (lane == 0) {
-        p.lse[(int64_t)cut.x * p.n_head + head] = weight > 0.0f ? (top + log2f(weight)) * 0.693147180559945309f : NEG_INF;
+        p.lse[(int64_t)cut.x * p.n_head + head] =
+            weight > 0.0f ? (top + log2f(weight)) * 0.693147180559945309f : NEG_INF;
         if (bad && p.n_nan != NULL)
             atomicAdd(p.n_nan, 1ull);
     }
@@ -194,7 +201,8 @@ static __device__ void node_merge(node &a, const node &b)
 
 /* Deterministic mode: folds the segments of a lane, then merges the lanes by the tree. */
 template <int N_LANE>
-static __global__ void __launch_bounds__(32 * MERGE_HEADS) attn_sparse_tree(const __grid_constant__ sparse_params p)
+static __global__ void __launch_bounds__(32 * MERGE_HEADS)
+    attn_sparse_tree(const __grid_constant__ sparse_params p)
 {
     const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t row = blockIdx.x;
@@ -227,13 +235,14 @@ static __global__ void __launch_bounds__(32 * MERGE_HEADS) attn_sparse_tree(cons
         p.lse[row * p.n_head + head] = n[0].lse;
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------- */
+/* ---- launches ------------------------------------------------------------------------------ */
 
 /* Heads of a group: the fewest groups, unless that leaves most of the card idle. */
 static int group_size(const attn_args *a, int n_sm)
 {
     const int most = a->fmt == KVS_KV_BF16 ? 32 : 64;
-    const int64_t pairs = (int64_t)a->n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE));
+    const int64_t pairs =
+        (int64_t)a->n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE));
     int n = 16;
     while (n < most && n < a->n_head && pairs * ((a->n_head + n - 1) / n) > n_sm)
         n *= 2;
@@ -245,9 +254,9 @@ static int n_segment(const attn_args *a)
     return (int)((a->slots_stride + ATTN_SEGMENT - 1) / ATTN_SEGMENT);
 }
 
-static int64_t rows_at_once(const attn_args *a)
+static int64_t rows_at_once(const attn_args *a, int whole)
 {
-    return a->deterministic && a->n_row > WHOLE_ROWS ? WHOLE_ROWS : a->n_row;
+    return whole && a->n_row > WHOLE_ROWS ? WHOLE_ROWS : a->n_row;
 }
 
 struct lay {
@@ -255,13 +264,13 @@ struct lay {
     int64_t n_item, n_partial;
 };
 
-static struct lay scratch_lay(const attn_args *a, int n_sm)
+static struct lay scratch_lay(const attn_args *a, int whole, int n_sm)
 {
     struct lay l;
     const size_t line = 255;
-    const int64_t rows = rows_at_once(a);
-    l.n_item = a->deterministic ? rows * a->n_lane * n_segment(a) : rows;
-    l.n_partial = a->deterministic ? l.n_item : 2 * (int64_t)n_sm;
+    const int64_t rows = rows_at_once(a, whole);
+    l.n_item = whole ? rows * a->n_lane * n_segment(a) : rows;
+    l.n_partial = whole ? l.n_item : 2 * (int64_t)n_sm;
     l.ids = 0;
     l.count = ((size_t)(rows * a->slots_stride) * 4 + line) & ~line;
     l.begin = l.count + (((size_t)l.n_item * 4 + line) & ~line);
@@ -272,29 +281,14 @@ static struct lay scratch_lay(const attn_args *a, int n_sm)
     return l;
 }
 
-size_t attn_sparse_scratch(const attn_args *a, int n_sm)
+size_t attn_sparse_scratch(const attn_args *a, int deterministic, int n_sm)
 {
-    return scratch_lay(a, n_sm).bytes;
-}
-
-const char *attn_sparse_refuse(const attn_args *a)
-{
-    if (a->slots == NULL)
-        return "attention over a block table: give lists of slots";
-    if (a->fmt != KVS_KV_FP8_DS_MLA && a->fmt != KVS_KV_BF16)
-        return "rows other than fp8_ds_mla and bf16";
-    if (a->q_type != KVS_DTYPE_BF16)
-        return "queries other than bf16";
-    if (((uintptr_t)a->kv | (uintptr_t)a->page_stride | (uintptr_t)a->row_stride) % 16 != 0)
-        return "caches whose rows do not begin at multiples of 16 bytes";
-    if (a->slots_stride > 32768)
-        return "more than 32768 keys a row";
-    return NULL;
+    return scratch_lay(a, deterministic, n_sm).bytes;
 }
 
 template <class P>
-static cudaError_t launch(void (*kernel)(P), dim3 grid, int threads, size_t shared, bool early, const P &p,
-                          cudaStream_t stream)
+static cudaError_t launch(void (*kernel)(P), dim3 grid, int threads, size_t shared, bool early,
+                          const P &p, cudaStream_t stream)
 {
     cudaLaunchAttribute attr;
     attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -309,7 +303,8 @@ static cudaError_t launch(void (*kernel)(P), dim3 grid, int threads, size_t shar
     return cudaLaunchKernelEx(&c, kernel, p);
 }
 
-static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_row, cudaStream_t stream)
+static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_row,
+                                cudaStream_t stream)
 {
     const int y = (p.n_head + MERGE_HEADS - 1) / MERGE_HEADS, threads = 32 * MERGE_HEADS;
     if (!p.whole)
@@ -328,11 +323,12 @@ static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_ro
 }
 
 /* Rows [row0, row0 + n_row) of the call. */
-static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n_row, int n_sm, cudaStream_t stream)
+static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int64_t n_row, int n_sm,
+                               cudaStream_t stream)
 {
-    const struct lay l = scratch_lay(a, n_sm);
+    const struct lay l = scratch_lay(a, whole, n_sm);
     char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
-    const int whole = a->deterministic, per_row = whole ? a->n_lane * n_segment(a) : 1;
+    const int per_row = whole ? a->n_lane * n_segment(a) : 1;
     pack_params k = {};
     k.slots = a->slots + row0 * a->slots_stride;
     k.slots_stride = a->slots_stride;
@@ -344,7 +340,8 @@ static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n_row, 
     k.count = (int32_t *)(base + l.count);
     k.begin = (int32_t *)(base + l.begin);
     k.stats = a->stats;
-    cudaError_t e = launch(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
+    cudaError_t e =
+        launch(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
     if (e != cudaSuccess)
         return e;
 
@@ -363,7 +360,10 @@ static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n_row, 
     p.q_stride_head = a->q_stride_head;
     p.q_scale = a->q_scale == NULL ? NULL : a->q_scale + row0 * a->n_head;
     p.scale_log2 = a->softmax_scale * 1.44269504088896341f;
-    p.q_wide = ((uintptr_t)a->q | (uintptr_t)(a->q_stride_row * 2) | (uintptr_t)(a->q_stride_head * 2)) % 16 == 0;
+    p.q_wide =
+        ((uintptr_t)a->q | (uintptr_t)(a->q_stride_row * 2) | (uintptr_t)(a->q_stride_head * 2)) %
+            16 ==
+        0;
     const int n = group_size(a, n_sm);
     p.n_head = a->n_head;
     p.n_group = (a->n_head + n - 1) / n;
@@ -371,7 +371,10 @@ static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n_row, 
     p.n_part = n_sm / p.n_group;
     p.whole = whole;
     /* with a tile or two for each block, an even cut is worth more than the cost of beginning */
-    p.item_cost = n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE)) * p.n_group > n_sm ? 2 : 0;
+    p.item_cost =
+        n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE)) * p.n_group > n_sm
+            ? 2
+            : 0;
     p.out_bf16 = a->out_type == KVS_DTYPE_BF16;
     p.out = (char *)a->out + row0 * a->out_stride_row * (p.out_bf16 ? 2 : 4);
     p.out_stride_row = a->out_stride_row;
@@ -386,11 +389,58 @@ static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n_row, 
     return e != cudaSuccess ? e : merge_launch(p, a->n_lane, n_row, stream);
 }
 
-cudaError_t attn_sparse_launch(const attn_args *a, int n_sm, cudaStream_t stream)
+cudaError_t attn_sparse_launch(const attn_args *a, int deterministic, int n_sm, cudaStream_t stream)
 {
-    const int64_t step = rows_at_once(a);
+    const int64_t step = rows_at_once(a, deterministic);
     cudaError_t e = cudaSuccess;
     for (int64_t row = 0; row < a->n_row && e == cudaSuccess; row += step)
-        e = rows_launch(a, row, row + step < a->n_row ? step : a->n_row - row, n_sm, stream);
+        e = rows_launch(a, deterministic, row, row + step < a->n_row ? step : a->n_row - row, n_sm,
+                        stream);
     return e;
+}
+
+/* ---- the op -------------------------------------------------------------------------------- */
+
+const char *attn_refuses_sm90(const void *args)
+{
+    const attn_args *a = (const attn_args *)args;
+    if (a->slots == NULL)
+        return "attention over a block table has no sm90 kernel: give lists of slots";
+    if (a->fmt != KVS_KV_FP8_DS_MLA && a->fmt != KVS_KV_BF16)
+        return "sm90 attends rows of fp8_ds_mla and bf16";
+    if (a->q_type != KVS_DTYPE_BF16)
+        return "sm90 takes bf16 queries";
+    if (((uintptr_t)a->kv | (uintptr_t)a->page_stride | (uintptr_t)a->row_stride) % 16 != 0)
+        return "sm90 reads rows that begin at multiples of 16 bytes";
+    if (a->slots_stride > 32768)
+        return "sm90 takes at most 32768 keys a row";
+    return NULL;
+}
+
+static void op_enqueue(const attn_args *a, int deterministic, dev_queue *q)
+{
+    if (cuda_refused(q, attn_refuses_sm90(a)) || a->n_row == 0)
+        return;
+    dev_queue_fail_cuda(q, (int)attn_sparse_launch(a, deterministic, q->n_sm, cuda_stream(q)),
+                        "attn_sparse");
+}
+
+void attn_sm90(const attn_args *a, dev_queue *q)
+{
+    op_enqueue(a, 0, q);
+}
+
+void attn_sm90_det(const attn_args *a, dev_queue *q)
+{
+    op_enqueue(a, 1, q);
+}
+
+size_t attn_scratch_sm90(const attn_args *a, const dev_queue *q)
+{
+    return attn_sparse_scratch(a, 0, q->n_sm);
+}
+
+size_t attn_scratch_sm90_det(const attn_args *a, const dev_queue *q)
+{
+    return attn_sparse_scratch(a, 1, q->n_sm);
 }

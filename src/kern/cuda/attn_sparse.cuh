@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 enum {
-    SPARSE_TILE = 64,       /* keys of one tile                                                      */
+    SPARSE_TILE = 64, /* keys of one tile                                                      */
     SPARSE_VDIM = 512,
     SPARSE_DIM = 576
 };
@@ -28,32 +28,35 @@ enum {
 struct sparse_params {
     /* keys */
     const uint8_t *kv;
-    int64_t page_stride, row_stride; /* bytes                                                        */
-    const int32_t *ids;              /* [n_row, ids_stride] packed slots                              */
+    int64_t page_stride,
+        row_stride;     /* bytes                                                        */
+    const int32_t *ids; /* [n_row, ids_stride] packed slots                              */
     int64_t ids_stride;
-    const int32_t *count;            /* [n_item] keys                                                */
-    const int32_t *begin;            /* [n_item] first key in its row's ids                           */
+    const int32_t *count; /* [n_item] keys                                                */
+    const int32_t *begin; /* [n_item] first key in its row's ids                           */
     int32_t n_item;
-    int32_t item_per_row;            /* 1, or lanes x segments                                        */
+    int32_t item_per_row; /* 1, or lanes x segments                                        */
     /* queries: [n_row, n_head, 576] bf16 */
     const uint16_t *q;
-    int64_t q_stride_row, q_stride_head; /* elements                                                 */
-    const float *q_scale;            /* [n_row, n_head] or NULL                                      */
-    float scale_log2;                /* softmax scale x log2(e)                                       */
-    int32_t q_wide;                  /* 16-byte loads are aligned                                     */
+    int64_t q_stride_row,
+        q_stride_head;    /* elements                                                 */
+    const float *q_scale; /* [n_row, n_head] or NULL                                      */
+    float scale_log2;     /* softmax scale x log2(e)                                       */
+    int32_t q_wide;       /* 16-byte loads are aligned                                     */
     /* division of work */
     int32_t n_head, n_group, group_heads, n_part;
-    int32_t item_cost;               /* in tiles                                                      */
-    int32_t whole;                   /* items are not cut; results go to part_out by item             */
+    int32_t item_cost; /* in tiles                                                      */
+    int32_t whole;     /* items are not cut; results go to part_out by item             */
     /* results */
-    void *out;                       /* [n_row, n_head, 512] f32 or bf16                              */
-    int64_t out_stride_row, out_stride_head; /* elements                                             */
-    int32_t out_bf16, out_wide;      /* wide: pairs are aligned                                       */
-    float *lse;                      /* [n_row, n_head], natural log                                  */
-    float *part_out;                 /* [2 n_part or n_item, n_head, 512]                             */
-    float *part_lse;                 /* the same without 512; base 2, natural when whole              */
-    int2 *cut;                       /* [n_part] {row, last part} of the row that goes on, or {-1, 0} */
-    unsigned long long *n_nan;       /* may be NULL                                                   */
+    void *out; /* [n_row, n_head, 512] f32 or bf16                              */
+    int64_t out_stride_row,
+        out_stride_head;        /* elements                                             */
+    int32_t out_bf16, out_wide; /* wide: pairs are aligned                                       */
+    float *lse;                 /* [n_row, n_head], natural log                                  */
+    float *part_out;            /* [2 n_part or n_item, n_head, 512]                             */
+    float *part_lse;            /* the same without 512; base 2, natural when whole              */
+    int2 *cut;                  /* [n_part] {row, last part} of the row that goes on, or {-1, 0} */
+    unsigned long long *n_nan;  /* may be NULL                                                   */
 };
 
 /* A piece of an item: tiles [b0, b1) of its nb. */

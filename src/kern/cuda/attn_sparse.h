@@ -12,11 +12,11 @@ extern "C" {
 
 enum { SPARSE_FP8, SPARSE_BF16 }; /* kinds of rows the main kernel is made for */
 
-/* Text of the first thing that these arguments ask for and the kernels do not have, NULL: none. */
-const char *attn_sparse_refuse(const attn_args *a);
-size_t attn_sparse_scratch(const attn_args *a, int n_sm);
-/* Enqueues the op. Arguments that attn_sparse_refuse accepts. */
-cudaError_t attn_sparse_launch(const attn_args *a, int n_sm, cudaStream_t stream);
+/* Bytes of scratch, and the op enqueued, for args that attn_refuses_sm90 accepts. deterministic: segments, fold
+ * and tree of kern/attn.h; otherwise a row's keys are cut by the work. */
+size_t attn_sparse_scratch(const attn_args *a, int deterministic, int n_sm);
+cudaError_t attn_sparse_launch(const attn_args *a, int deterministic, int n_sm,
+                               cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
  * product in any order: a lane takes 16 consecutive bytes of a row, and the query tile is laid out to
  * match (query_store).
  *
- * Thread block: two warp groups of consumers and two warps that copy keys into a ring of tiles. Consumer
+ * Thread block: two warp groups of consumers and four warps that copy keys into a ring of tiles. Consumer
  * group g scores the even (0) or odd (1) tiles; both meet for the maximum and for P, then each adds V^T P^T of
  * both tiles for its half of the 512 value dims.
  *
@@ -23,15 +23,23 @@
 #include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/ptx.cuh"
 
-enum { CONSUMERS = 256, THREADS = 384, N_WARP = 12, HELPER_REGS = 40, CONSUMER_REGS = 232 };
+enum {
+    CONSUMERS = 256,
+    COPIERS = 128,
+    COPY_ROWS = 16,
+    THREADS = 384,
+    N_WARP = 12,
+    HELPER_REGS = 40,
+    CONSUMER_REGS = 232
+};
 enum { BAR_MAX = 1, BAR_P = 2, BAR_SUM = 3, BAR_LOOK = 4 /* and 5: of each group */ };
-#define GROW 8.0f
+#define GROW    8.0f
 #define NEG_INF (-__int_as_float(0x7f800000))
 
 /* Largest power of two, smallest, and largest scale of any kind for which fp16 holds code x scale. */
 #define SCALE_POW2_MAX 128.0f
 #define SCALE_POW2_MIN 3.0517578125e-05f
-#define SCALE_MAX 146.0f
+#define SCALE_MAX      146.0f
 
 template <int N, int FMT> struct layout {
     /* A key's bytes in the ring; an odd number of 16-byte chunks: rows start in different banks. */
@@ -41,25 +49,29 @@ template <int N, int FMT> struct layout {
     static constexpr int q = 0, q_bytes = N * SPARSE_DIM * 2;
     static constexpr int p = q + q_bytes, p_bytes = N * SPARSE_TILE * 2;
     static constexpr int ring = p + 2 * p_bytes;
-    static constexpr int small = 2 * N * 4 + 2 * N * 4 + 2 * N * 4 + 8 * N * 4 + N * 4 + 4 * 512 + 16 + 256;
+    static constexpr int small =
+        2 * N * 4 + 2 * N * 4 + 2 * N * 4 + 8 * N * 4 + N * 4 + 4 * 512 + 16 + 256;
     static constexpr int fit = (232448 - 1024 - ring - small) / tile;
     static constexpr int stages = fit > 4 ? 4 : fit;
-    static constexpr int max_at = ring + stages * tile;   /* int [2][N] maxima, ordered               */
-    static constexpr int ref_at = max_at + 2 * N * 4;     /* float [2][N] references                  */
-    static constexpr int qs_at = ref_at + 2 * N * 4;      /* float [N] score factors                  */
-    static constexpr int sum_at = qs_at + N * 4;          /* float [8][N] row sums by warp            */
-    static constexpr int inv_at = sum_at + 8 * N * 4;     /* float [N] 1 / row sum, 0: no result      */
-    static constexpr int scale_at = inv_at + N * 4;       /* fp16 [2 pairs][2 tiles][4][64]           */
-    static constexpr int fast_at = scale_at + 4 * 512;    /* int [2 pairs][2 tiles]                   */
-    static constexpr int bar_at = fast_at + 16;           /* full[stages], empty[stages]            */
+    static constexpr int max_at =
+        ring + stages * tile;                         /* int [2][N] maxima, ordered               */
+    static constexpr int ref_at = max_at + 2 * N * 4; /* float [2][N] references                  */
+    static constexpr int qs_at = ref_at + 2 * N * 4;  /* float [N] score factors                  */
+    static constexpr int sum_at = qs_at + N * 4;      /* float [8][N] row sums by warp            */
+    static constexpr int inv_at = sum_at + 8 * N * 4; /* float [N] 1 / row sum, 0: no result      */
+    static constexpr int scale_at = inv_at + N * 4;   /* fp16 [2 pairs][2 tiles][4][64]           */
+    static constexpr int fast_at =
+        scale_at + 4 * 512;                     /* int [2 pairs][2 tiles]                   */
+    static constexpr int bar_at = fast_at + 16; /* full[stages], empty[stages]            */
     static constexpr int bytes = bar_at + 8 * 2 * stages + 16 + 1024;
     static_assert(stages >= 2 && bytes + 128 <= 232448, "shared memory");
 };
 
-/* ---- division of work ---------------------------------------------------------------------------- */
+/* ---- division of work ---------------------------------------------------------------------- */
 
 /* Every thread of the block: the walk of part `part`, and the total cost. */
-static __device__ sparse_walk walk_begin(const sparse_params &p, int part, int64_t *scan, int64_t *total)
+static __device__ sparse_walk walk_begin(const sparse_params &p, int part, int64_t *scan,
+                                         int64_t *total)
 {
     const int per = (p.n_item + THREADS - 1) / THREADS;
     const int begin = min((int)threadIdx.x * per, p.n_item), end = min(begin + per, p.n_item);
@@ -83,7 +95,8 @@ static __device__ sparse_walk walk_begin(const sparse_params &p, int part, int64
     }
     sum += before;
     const int64_t n_part = all < p.n_part ? all : p.n_part;
-    const int64_t lo = part < n_part ? all * part / n_part : all, hi = part < n_part ? all * (part + 1) / n_part : all;
+    const int64_t lo = part < n_part ? all * part / n_part : all,
+                  hi = part < n_part ? all * (part + 1) / n_part : all;
     int64_t at = sum - own;
     if (lo >= at && lo < sum) {
         int i = begin;
@@ -104,61 +117,68 @@ static __device__ sparse_walk walk_begin(const sparse_params &p, int part, int64
     return w;
 }
 
-/* Asks for the queries of a piece, so that they are near when its turn comes: thread i of 64. */
-template <int N> static __device__ void queries_ask(const sparse_params &p, int64_t row, int head_group, int i)
+/* Asks for the queries of a piece, so that they are near when its turn comes: thread i of
+ * COPIERS. */
+template <int N>
+static __device__ void queries_ask(const sparse_params &p, int64_t row, int head_group, int i)
 {
     const int head0 = head_group * p.group_heads, n_head = min(p.group_heads, p.n_head - head0);
-    for (int j = i; j < n_head * 9; j += 64)
-        prefetch_l2(p.q + row * p.q_stride_row + (int64_t)(head0 + j / 9) * p.q_stride_head + j % 9 * 64);
+    for (int j = i; j < n_head * 9; j += COPIERS)
+        prefetch_l2(p.q + row * p.q_stride_row + (int64_t)(head0 + j / 9) * p.q_stride_head +
+                    j % 9 * 64);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------------ */
+/* ---- keys ---------------------------------------------------------------------------------- */
 
-/* Warps 8 and 9, half a tile each: copies the tiles of every piece into the ring, 16 bytes a lane: a row's
- * first 32 chunks by one instruction, what is left of several rows together. Rows past the last key become
- * zeros: the products take 64 keys whatever is there, and NaN must not meet a weight of 0. */
+/* Warps 8 to 11, a quarter of a tile each: copies the tiles of every piece into the ring, 16 bytes a lane: a
+ * row's first 32 chunks by one instruction, what is left of several rows together. Rows past the last key
+ * become zeros: the products take 64 keys whatever is there, and NaN must not meet a weight of 0. */
 template <int N, int FMT>
-static __device__ void keys_run(const sparse_params &p, sparse_walk w, uint32_t smem, int head_group)
+static __device__ void keys_run(const sparse_params &p, sparse_walk w, uint32_t smem,
+                                int head_group)
 {
     using L = layout<N, FMT>;
     constexpr int whole = L::key_bytes / 512, rest = L::key_bytes / 16 - 32 * whole;
-    const int lane = threadIdx.x % 32, half = threadIdx.x / 32 - 8;
+    const int lane = threadIdx.x % 32, first = (threadIdx.x / 32 - 8) * COPY_ROWS;
     const uint32_t full = smem + L::bar_at, empty = full + 8 * L::stages;
     uint32_t n_tile = 0;
     sparse_unit u;
     while (sparse_next(w, p, u)) {
         const int64_t row = u.item / p.item_per_row;
         const int32_t *ids = p.ids + row * p.ids_stride + u.begin;
+        const int last = min(u.n_key, u.b1 * SPARSE_TILE), key = first + lane % COPY_ROWS;
+        int id = u.b0 * SPARSE_TILE + key < last ? ids[u.b0 * SPARSE_TILE + key] : 0;
         if (u.b1 > u.b0)
             queries_ask<N>(p, row, head_group, threadIdx.x - CONSUMERS);
         for (int b = u.b0; b < u.b1; b++, n_tile++) {
-            const int key = 32 * half + lane, nv = u.n_key - b * SPARSE_TILE;
-            const int id = key < nv ? ids[b * SPARSE_TILE + key] : 0;
-            const uint8_t *src = p.kv + (int64_t)(id / SPARSE_TILE) * p.page_stride + (int64_t)(id % SPARSE_TILE) * p.row_stride;
-            const uint64_t at = (uint64_t)src;
-            const int stage = n_tile % L::stages;
-            const uint32_t tile = smem + L::ring + stage * L::tile + 32 * half * L::row;
+            const int nv = last - b * SPARSE_TILE, stage = n_tile % L::stages;
+            const uint64_t at = (uint64_t)(p.kv + (int64_t)(id / SPARSE_TILE) * p.page_stride +
+                                           (int64_t)(id % SPARSE_TILE) * p.row_stride);
+            const int next = (b + 1) * SPARSE_TILE + key;
+            id = next < last ? ids[next] : 0;
+            const uint32_t tile = smem + L::ring + stage * L::tile + first * L::row;
             mbar_wait(empty + 8 * stage, (n_tile / L::stages & 1) ^ 1);
-#pragma unroll 4
-            for (int r = 0; r < 32; r++) {
+#pragma unroll 8
+            for (int r = 0; r < COPY_ROWS; r++) {
                 const uint8_t *from = (const uint8_t *)__shfl_sync(~0u, at, r) + 16 * lane;
-                const int bytes = 32 * half + r < nv ? 16 : 0;
+                const int bytes = first + r < nv ? 16 : 0;
 #pragma unroll
                 for (int i = 0; i < whole; i++)
                     copy16(tile + r * L::row + 512 * i + 16 * lane, from + 512 * i, bytes);
             }
 #pragma unroll
-            for (int i = 0; i < rest; i++) {
+            for (int i = 0; i < (rest * COPY_ROWS + 31) / 32; i++) {
                 const int j = 32 * i + lane, r = j / rest, c = 32 * whole + j % rest;
                 const uint8_t *from = (const uint8_t *)__shfl_sync(~0u, at, r) + 16 * c;
-                copy16(tile + r * L::row + 16 * c, from, 32 * half + r < nv ? 16 : 0);
+                if (r < COPY_ROWS)
+                    copy16(tile + r * L::row + 16 * c, from, first + r < nv ? 16 : 0);
             }
             copy16_arrive(full + 8 * stage);
         }
     }
 }
 
-/* ---- queries ----------------------------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------------- */
 
 static __device__ uint4 query_load(const sparse_params &p, const uint16_t *q, int chunk)
 {
@@ -170,7 +190,7 @@ static __device__ uint4 query_load(const sparse_params &p, const uint16_t *q, in
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-static __device__ uint32_t query_word(uint32_t w, float mul, bool f16)
+static __device__ __forceinline__ uint32_t query_word(uint32_t w, float mul, bool f16)
 {
     const float lo = __uint_as_float(w << 16) * mul, hi = __uint_as_float(w & 0xffff0000u) * mul;
     if (f16) {
@@ -181,72 +201,81 @@ static __device__ uint32_t query_word(uint32_t w, float mul, bool f16)
     return *(const uint32_t *)&b;
 }
 
-/* Eight consecutive dims of a head into the tile, in the order in which score_* gives the keys' dims to
- * the product: a lane t of four has a run of consecutive bytes; every step of 16 takes four of its values,
- * two at k = 2t and two at k = 2t + 8. */
-template <int N, int FMT>
-static __device__ void query_store(uint32_t q, int head, int chunk, uint4 v, float mul)
+/* Largest magnitude among eight bf16 values, as bits. */
+static __device__ __forceinline__ uint32_t query_top(uint4 v)
 {
-    int atom, t, step;
-    const bool f16 = FMT == SPARSE_FP8 && chunk < 64;
-    if (f16) {
-        const int r = chunk % 16 * 8; /* dim within 128: 32 bytes a lane, 16 of them in each atom */
-        atom = chunk / 16 * 2 + r % 32 / 16;
-        t = r / 32;
-        step = r % 16 / 4;
-    } else {
-        const int r = chunk % 8 * 8; /* dim within 64: 16 dims a lane */
-        atom = chunk / 8;
-        t = r / 16;
-        step = r % 16 / 4;
-    }
-    const uint32_t row = q + atom * N * 128 + head * 128;
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-    for (int i = 0; i < 4; i++) {
-        const int c = 2 * (step + i / 2) + i % 2;
-        sts32(row + ((c ^ (head & 7)) << 4) + 4 * t, query_word(w[i], mul, f16));
-    }
+    const uint32_t m = 0x7fff7fffu;
+    const uint32_t top = __vmaxu2(__vmaxu2(v.x & m, v.y & m), __vmaxu2(v.z & m, v.w & m));
+    return max(top & 0xffffu, top >> 16);
 }
+
+/* Where a lane's words of a query go: eight consecutive dims (a chunk) of a head, in the order in which
+ * score_load gives the keys' dims to the product. There a lane t of four has a run of consecutive bytes
+ * (32 dims of FP8 codes, 16 of other values), and every step of 16 takes four of its values, two at k = 2t
+ * and two at k = 2t + 8. A warp's heads agree in their last three bits, which swizzle the tile. */
+template <int N, int FMT> struct query_place {
+    uint32_t base[3]; /* of chunks lane, lane + 32, lane + 64 */
+    uint32_t word[4];
+
+    __device__ __forceinline__ query_place(uint32_t q, int lane, int warp)
+    {
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            const int chunk = lane + 32 * i;
+            const bool codes = FMT == SPARSE_FP8 && i < 2;
+            const int atom = codes ? chunk / 16 * 2 + chunk % 4 / 2 : chunk / 8;
+            const int t = codes ? chunk % 16 / 4 : chunk % 8 / 2;
+            base[i] = q + atom * N * 128 + warp * 128 + 4 * t;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            word[i] = ((lane % 2 * 4 + i) ^ warp) << 4;
+    }
+};
 
 /* The queries of a piece into shared memory, by the consumers: a warp takes every eighth head, four at a
  * time. With FP8 keys a head is scaled by a power of two so that its largest value lies in [128, 256): fp16
  * then holds every bit that counts, and the factor goes back into the scores. */
 template <int N, int FMT>
-static __device__ __forceinline__ void queries_load(const sparse_params &p, uint32_t smem, int64_t row, int head0, int n_head)
+static __device__ __forceinline__ void queries_load(const sparse_params &p, uint32_t smem,
+                                                    int64_t row, int head0, int n_head)
 {
     using L = layout<N, FMT>;
     constexpr int BATCH = N / 8 < 4 ? N / 8 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const query_place<N, FMT> place(smem + L::q, lane, warp);
+    const uint16_t *q = p.q + row * p.q_stride_row + (int64_t)(head0 + warp) * p.q_stride_head;
 #pragma unroll 1
-    for (int first = warp; first < N; first += 8 * BATCH) {
+    for (int first = 0; first < N; first += 8 * BATCH) {
         uint4 v[BATCH][3];
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            const int h = first + 8 * k;
-            const uint16_t *q = p.q + row * p.q_stride_row + (int64_t)(head0 + h) * p.q_stride_head;
+            const bool has = first + 8 * k + warp < n_head;
+            const uint16_t *head = q + (first + 8 * k) * p.q_stride_head;
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                v[k][i] = h < n_head && (i < 2 || lane < 8) ? query_load(p, q, lane + 32 * i) : make_uint4(0, 0, 0, 0);
+                v[k][i] = has && (i < 2 || lane < 8) ? query_load(p, head, lane + 32 * i)
+                                                     : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            const int h = first + 8 * k;
-            uint32_t amax = 0;
-#pragma unroll
-            for (int i = 0; i < 3; i++) {
-                const uint32_t x[4] = {v[k][i].x, v[k][i].y, v[k][i].z, v[k][i].w};
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    amax = max(amax, max(x[j] & 0x7fffu, x[j] >> 16 & 0x7fffu));
-            }
-            amax = __reduce_max_sync(~0u, amax);
+            const int h = first + 8 * k + warp;
+            const uint32_t amax = __reduce_max_sync(
+                ~0u, max(max(query_top(v[k][0]), query_top(v[k][1])), query_top(v[k][2])));
             int e = (int)(amax >> 7) - 127 - 7;
             e = FMT != SPARSE_FP8 || amax == 0 || amax >= 0x7f80 ? 0 : max(e, -120);
             const float mul = __uint_as_float((uint32_t)(127 - e) << 23);
 #pragma unroll
-            for (int i = 0; i < 3; i++)
-                if (i < 2 || lane < 8)
-                    query_store<N, FMT>(smem + L::q, h, lane + 32 * i, v[k][i], mul);
+            for (int i = 0; i < 3; i++) {
+                if (i == 2 && lane >= 8)
+                    continue;
+                const bool f16 = FMT == SPARSE_FP8 && i < 2;
+                const uint32_t at = place.base[i] + (first + 8 * k) * 128;
+                sts32(at + place.word[0], query_word(v[k][i].x, mul, f16));
+                sts32(at + place.word[1], query_word(v[k][i].y, mul, f16));
+                sts32(at + place.word[2], query_word(v[k][i].z, mul, f16));
+                sts32(at + place.word[3], query_word(v[k][i].w, mul, f16));
+            }
             if (lane == 0) {
                 float s = h < n_head ? p.scale_log2 : 0.0f;
                 if (h < n_head && p.q_scale != NULL)
@@ -259,20 +288,24 @@ static __device__ __forceinline__ void queries_load(const sparse_params &p, uint
     named_barrier(BAR_SUM, CONSUMERS);
 }
 
-/* ---- e4m3 codes to fp16 ------------------------------------------------------------------------------- */
+/* ---- e4m3 codes to fp16 -------------------------------------------------------------------- */
 
 /* The lower or the upper two of four codes. */
 static __device__ __forceinline__ uint32_t codes_low(uint32_t four)
 {
     uint32_t h;
-    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.rn.f16x2.e4m3x2 %0, lo;\n}" : "=r"(h) : "r"(four));
+    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.rn.f16x2.e4m3x2 %0, lo;\n}"
+        : "=r"(h)
+        : "r"(four));
     return h;
 }
 
 static __device__ __forceinline__ uint32_t codes_high(uint32_t four)
 {
     uint32_t h;
-    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.rn.f16x2.e4m3x2 %0, hi;\n}" : "=r"(h) : "r"(four));
+    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.rn.f16x2.e4m3x2 %0, hi;\n}"
+        : "=r"(h)
+        : "r"(four));
     return h;
 }
 
@@ -287,7 +320,8 @@ static __device__ __forceinline__ uint32_t half2_mul(uint32_t a, uint32_t b)
 static __device__ __forceinline__ uint32_t codes_round(uint32_t h, float s0, float s1)
 {
     const float2 f = __half22float2(*(const half2 *)&h);
-    const float a = __bfloat162float(__float2bfloat16_rn(f.x * s0)), b = __bfloat162float(__float2bfloat16_rn(f.y * s1));
+    const float a = __bfloat162float(__float2bfloat16_rn(f.x * s0)),
+                b = __bfloat162float(__float2bfloat16_rn(f.y * s1));
     const half2 r = __floats2half2_rn(a, b);
     return *(const uint32_t *)&r;
 }
@@ -298,12 +332,13 @@ static __device__ __forceinline__ uint32_t half2_twice(float s)
     return *(const uint32_t *)&h;
 }
 
-/* ---- scores -------------------------------------------------------------------------------------------- */
+/* ---- scores -------------------------------------------------------------------------------- */
 
 /* Looks at the scales of this warp's 16 keys of a tile, keeps them as fp16 for the second product and says
  * whether all are powers of two that fp16 multiplies exactly. Keys past n_key count as 1. */
 template <int N, int FMT>
-static __device__ bool scales_look(uint32_t smem, uint32_t tile, int slot, int warp, int lane, int nv, bool *fits)
+static __device__ bool scales_look(uint32_t smem, uint32_t tile, int slot, int warp, int lane,
+                                   int nv, bool *fits)
 {
     using L = layout<N, FMT>;
     const int t = lane % 4, key = 16 * warp + lane / 4;
@@ -311,7 +346,8 @@ static __device__ bool scales_look(uint32_t smem, uint32_t tile, int slot, int w
     for (int i = 0; i < 2; i++) {
         const int k = key + 8 * i;
         const float s = k < nv ? lds_f(tile + k * L::row + 512 + 4 * t) : 1.0f;
-        const bool pow2 = (__float_as_uint(s) & 0x807fffffu) == 0 && s <= SCALE_POW2_MAX && s >= SCALE_POW2_MIN;
+        const bool pow2 =
+            (__float_as_uint(s) & 0x807fffffu) == 0 && s <= SCALE_POW2_MAX && s >= SCALE_POW2_MIN;
         fast = fast && pow2;
         fit = fit && fabsf(s) <= SCALE_MAX;
         const half h = __float2half_rn(pow2 ? s : 0.0f);
@@ -331,10 +367,12 @@ template <int FMT> struct raw_group {
 };
 
 template <int FMT>
-static __device__ __forceinline__ void score_load(raw_group<FMT> &r, uint32_t k0, uint32_t k1, int grp, int t)
+static __device__ __forceinline__ void score_load(raw_group<FMT> &r, uint32_t k0, uint32_t k1,
+                                                  int grp, int t)
 {
     const bool codes = FMT == SPARSE_FP8 && grp < 8;
-    const uint32_t at = codes ? grp / 2 * 128 + 32 * t + grp % 2 * 16 : (FMT == SPARSE_FP8 ? 528 : grp * 128) + 32 * t;
+    const uint32_t at = codes ? grp / 2 * 128 + 32 * t + grp % 2 * 16
+                              : (FMT == SPARSE_FP8 ? 528 : grp * 128) + 32 * t;
     const uint4 x0 = lds128(k0 + at), x1 = lds128(k1 + at);
     r.a[0] = x0.x, r.a[1] = x0.y, r.a[2] = x0.z, r.a[3] = x0.w;
     r.b[0] = x1.x, r.b[1] = x1.y, r.b[2] = x1.z, r.b[3] = x1.w;
@@ -351,11 +389,12 @@ static __device__ __forceinline__ void score_load(raw_group<FMT> &r, uint32_t k0
 
 /* Half a group as fragments: two steps of 16 dims. */
 template <int FMT, bool FAST>
-static __device__ __forceinline__ void score_half(uint32_t (&f)[2][4], const raw_group<FMT> &r, int grp, int half)
+static __device__ __forceinline__ void score_half(uint32_t (&f)[2][4], const raw_group<FMT> &r,
+                                                  int grp, int side)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int j = 2 * half + i;
+        const int j = 2 * side + i;
         if (FMT != SPARSE_FP8 || grp == 8) {
             f[i][0] = r.a[2 * j];
             f[i][1] = r.b[2 * j];
@@ -378,7 +417,8 @@ static __device__ __forceinline__ void score_half(uint32_t (&f)[2][4], const raw
 
 /* s = K Q^T of one tile; complete when it returns. */
 template <int N, int FMT, bool FAST>
-static __device__ __forceinline__ void scores(float (&s)[N / 2], uint32_t smem, uint32_t tile, int warp, int lane)
+static __device__ __forceinline__ void scores(float (&s)[N / 2], uint32_t smem, uint32_t tile,
+                                              int warp, int lane)
 {
     using L = layout<N, FMT>;
     const uint32_t k0 = tile + (16 * warp + lane / 4) * L::row, k1 = k0 + 8 * L::row;
@@ -388,29 +428,29 @@ static __device__ __forceinline__ void scores(float (&s)[N / 2], uint32_t smem, 
     regs_pin(s);
 #pragma unroll
     for (int i = 0; i < 18; i++) {
-        const int grp = i / 2, half = i % 2;
+        const int grp = i / 2, side = i % 2;
         if (i >= 2)
             wgmma_wait<1>();
-        score_half<FMT, FAST>(f[half], r, grp, half);
-        regs_pin(f[half]);
+        score_half<FMT, FAST>(f[side], r, grp, side);
+        regs_pin(f[side]);
         wgmma_fence();
-        const uint64_t q = wgmma_tile(smem + L::q + grp * N * 128) + 4 * half;
+        const uint64_t q = wgmma_tile(smem + L::q + grp * N * 128) + 4 * side;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             if (FMT == SPARSE_FP8 && grp < 8)
-                wgmma_rs<N, OPERAND_F16>(s, f[half][j], q + 2 * j, i + j > 0);
+                wgmma_rs<N, OPERAND_F16>(s, f[side][j], q + 2 * j, i + j > 0);
             else
-                wgmma_rs<N, OPERAND_BF16>(s, f[half][j], q + 2 * j, i + j > 0);
+                wgmma_rs<N, OPERAND_BF16>(s, f[side][j], q + 2 * j, i + j > 0);
         }
         wgmma_commit();
-        if (half == 1 && grp < 8)
+        if (side == 1 && grp < 8)
             score_load<FMT>(r, k0, k1, grp + 1, lane % 4);
     }
     wgmma_wait<0>();
     regs_pin(s);
 }
 
-/* ---- softmax -------------------------------------------------------------------------------------------- */
+/* ---- softmax ------------------------------------------------------------------------------- */
 
 /* Floats as integers in the same order. */
 static __device__ __forceinline__ int float_order(float x)
@@ -425,14 +465,21 @@ static __device__ __forceinline__ float order_float(int i)
 }
 
 struct op_max {
-    static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
+    static __device__ __forceinline__ float of(float a, float b)
+    {
+        return fmaxf(a, b);
+    }
 };
 struct op_sum {
-    static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+    static __device__ __forceinline__ float of(float a, float b)
+    {
+        return a + b;
+    }
 };
 
-/* One step: with the lane at distance D, of n values each keeps half; a single one both keep. */
-template <int D, int n, class OP, int M> static __device__ __forceinline__ int lanes_step(float (&v)[M], int lane)
+/* One step: with the lane at distance D, of n values each keeps side; a single one both keep. */
+template <int D, int n, class OP, int M>
+static __device__ __forceinline__ int lanes_step(float (&v)[M], int lane)
 {
     if (n == 1) {
         v[0] = OP::of(v[0], __shfl_xor_sync(~0u, v[0], D));
@@ -450,7 +497,8 @@ template <int D, int n, class OP, int M> static __device__ __forceinline__ int l
 /* Over the eight lanes that hold other keys of the same heads: v[i] for the thread's N / 4 heads. The
  * result for heads [at, at + N / 32) of those ends in v[0..N / 32); `at` is returned. With N = 16 two
  * lanes end with the same head. */
-template <int N, class OP> static __device__ __forceinline__ int lanes_reduce(float (&v)[N / 4], int lane)
+template <int N, class OP>
+static __device__ __forceinline__ int lanes_reduce(float (&v)[N / 4], int lane)
 {
     int at = lanes_step<16, N / 4, OP>(v, lane);
     at += lanes_step<8, N / 8, OP>(v, lane);
@@ -472,8 +520,9 @@ template <int N> struct state {
 /* Scores to P in shared memory; both groups meet twice. `next_init`: the piece ends with this pair. Returns
  * the reference of head threadIdx.x. */
 template <int N, int FMT>
-static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2], uint32_t smem, int group, int warp,
-                                               int lane, int nv, bool fits, int cur, bool next_init)
+static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2], uint32_t smem,
+                                                int group, int warp, int lane, int nv, bool fits,
+                                                int cur, bool next_init)
 {
     using L = layout<N, FMT>;
     const int t = lane % 4, key = 16 * warp + lane / 4;
@@ -532,7 +581,8 @@ static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2],
         st.l[2 * n] += s[4 * n] + s[4 * n + 2];
         st.l[2 * n + 1] += s[4 * n + 1] + s[4 * n + 3];
         if (FMT == SPARSE_FP8) {
-            const half2 a = __floats2half2_rn(s[4 * n], s[4 * n + 1]), b = __floats2half2_rn(s[4 * n + 2], s[4 * n + 3]);
+            const half2 a = __floats2half2_rn(s[4 * n], s[4 * n + 1]),
+                        b = __floats2half2_rn(s[4 * n + 2], s[4 * n + 3]);
             lo[n] = *(const uint32_t *)&a;
             hi[n] = *(const uint32_t *)&b;
         } else {
@@ -545,7 +595,8 @@ static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2],
     if (nv > 0) {
         /* heads become rows of the tile: 16-byte chunk 2 warp + 0, 1 holds this warp's keys */
         const int head = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-        const uint32_t at = smem + L::p + group * L::p_bytes + head * 128 + ((chunk ^ (head & 7)) << 4);
+        const uint32_t at =
+            smem + L::p + group * L::p_bytes + head * 128 + ((chunk ^ (head & 7)) << 4);
 #pragma unroll
         for (int n = 0; n < N / 8; n += 2)
             stmatrix4_trans(at + n * 8 * 128, lo[n], hi[n], lo[n + 1], hi[n + 1]);
@@ -564,7 +615,7 @@ static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2],
     return ref;
 }
 
-/* ---- values ----------------------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------- */
 
 /* What a lane reads for 16 keys and 128 of this warp group's 256 value dims: two tiles of 64, of which its
  * warp has 16. */
@@ -575,27 +626,29 @@ struct raw_value {
 };
 
 template <int N, int FMT, bool FAST>
-static __device__ __forceinline__ void value_load(raw_value &r, uint32_t smem, uint32_t tile, int slot, int kk, int half,
-                                                  int group, int warp, int lane)
+static __device__ __forceinline__ void value_load(raw_value &r, uint32_t smem, uint32_t tile,
+                                                  int slot, int kk, int side, int group, int warp,
+                                                  int lane)
 {
     using L = layout<N, FMT>;
     if (FMT != SPARSE_FP8) {
         const uint32_t at = tile + (16 * kk + lane / 16 * 8 + lane % 8) * L::row +
-                            2 * (256 * group + 128 * half + 16 * warp) + lane / 8 % 2 * 16;
+                            2 * (256 * group + 128 * side + 16 * warp) + lane / 8 % 2 * 16;
         ldmatrix4_trans(r.x, at);
         ldmatrix4_trans(r.y, at + 128);
         return;
     }
-    ldmatrix4_trans(r.x, tile + (16 * kk + lane / 8 % 2 * 8 + lane % 8) * L::row + 256 * group + 128 * half + 16 * warp +
-                             lane / 16 * 64);
-    const int t = lane % 4, tile128 = 2 * group + half;
+    ldmatrix4_trans(r.x, tile + (16 * kk + lane / 8 % 2 * 8 + lane % 8) * L::row + 256 * group +
+                             128 * side + 16 * warp + lane / 16 * 64);
+    const int t = lane % 4, tile128 = 2 * group + side;
     if (FAST) {
         const uint32_t sc = smem + L::scale_at + slot * 512 + (tile128 * 64 + 16 * kk + 2 * t) * 2;
         r.h[0] = lds32(sc);
         r.h[1] = lds32(sc + 16);
     } else {
         const uint32_t sc = tile + (16 * kk + 2 * t) * L::row + 512 + 4 * tile128;
-        r.s[0] = lds_f(sc), r.s[1] = lds_f(sc + L::row), r.s[2] = lds_f(sc + 8 * L::row), r.s[3] = lds_f(sc + 9 * L::row);
+        r.s[0] = lds_f(sc), r.s[1] = lds_f(sc + L::row), r.s[2] = lds_f(sc + 8 * L::row),
+        r.s[3] = lds_f(sc + 9 * L::row);
     }
 }
 
@@ -610,28 +663,29 @@ static __device__ __forceinline__ void value_fragments(uint32_t (&f)[2][4], cons
         }
     } else {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        /* bytes: key 2t dims 2g, 2g + 1, key 2t + 1 the same */
-        const uint32_t a = __byte_perm(r.x[2 * i], 0, 0x3120), b = __byte_perm(r.x[2 * i + 1], 0, 0x3120);
-        if (FAST) {
-            f[i][0] = half2_mul(codes_low(a), r.h[0]);
-            f[i][1] = half2_mul(codes_high(a), r.h[0]);
-            f[i][2] = half2_mul(codes_low(b), r.h[1]);
-            f[i][3] = half2_mul(codes_high(b), r.h[1]);
-        } else {
-            f[i][0] = codes_round(codes_low(a), r.s[0], r.s[1]);
-            f[i][1] = codes_round(codes_high(a), r.s[0], r.s[1]);
-            f[i][2] = codes_round(codes_low(b), r.s[2], r.s[3]);
-            f[i][3] = codes_round(codes_high(b), r.s[2], r.s[3]);
+        for (int i = 0; i < 2; i++) {
+            /* bytes: key 2t dims 2g, 2g + 1, key 2t + 1 the same */
+            const uint32_t a = __byte_perm(r.x[2 * i], 0, 0x3120),
+                           b = __byte_perm(r.x[2 * i + 1], 0, 0x3120);
+            if (FAST) {
+                f[i][0] = half2_mul(codes_low(a), r.h[0]);
+                f[i][1] = half2_mul(codes_high(a), r.h[0]);
+                f[i][2] = half2_mul(codes_low(b), r.h[1]);
+                f[i][3] = half2_mul(codes_high(b), r.h[1]);
+            } else {
+                f[i][0] = codes_round(codes_low(a), r.s[0], r.s[1]);
+                f[i][1] = codes_round(codes_high(a), r.s[0], r.s[1]);
+                f[i][2] = codes_round(codes_low(b), r.s[2], r.s[3]);
+                f[i][3] = codes_round(codes_high(b), r.s[2], r.s[3]);
+            }
         }
-    }
     }
 }
 
 /* O^T += V^T P^T of one tile; complete when it returns. */
 template <int N, int FMT, bool FAST>
-static __device__ __forceinline__ void values(state<N> &st, uint32_t smem, uint32_t tile, int which, int slot, int group,
-                                              int warp, int lane)
+static __device__ __forceinline__ void values(state<N> &st, uint32_t smem, uint32_t tile, int which,
+                                              int slot, int group, int warp, int lane)
 {
     using L = layout<N, FMT>;
     constexpr ptx_operand TYPE = FMT == SPARSE_FP8 ? OPERAND_F16 : OPERAND_BF16;
@@ -644,18 +698,19 @@ static __device__ __forceinline__ void values(state<N> &st, uint32_t smem, uint3
         regs_pin(st.o[mt]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const int kk = i / 2, half = i % 2;
+        const int kk = i / 2, side = i % 2;
         if (i >= 2)
             wgmma_wait<1>();
-        value_fragments<FMT, FAST>(f[half], r);
-        regs_pin(f[half]);
+        value_fragments<FMT, FAST>(f[side], r);
+        regs_pin(f[side]);
         wgmma_fence();
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            wgmma_rs<N, TYPE>(st.o[2 * half + j], f[half][j], p + 2 * kk, 1);
+            wgmma_rs<N, TYPE>(st.o[2 * side + j], f[side][j], p + 2 * kk, 1);
         wgmma_commit();
         if (i < 7)
-            value_load<N, FMT, FAST>(r, smem, tile, slot, (i + 1) / 2, (i + 1) % 2, group, warp, lane);
+            value_load<N, FMT, FAST>(r, smem, tile, slot, (i + 1) / 2, (i + 1) % 2, group, warp,
+                                     lane);
     }
     wgmma_wait<0>();
 #pragma unroll
@@ -663,10 +718,10 @@ static __device__ __forceinline__ void values(state<N> &st, uint32_t smem, uint3
         regs_pin(st.o[mt]);
 }
 
-/* ---- results ------------------------------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void out_pair(const sparse_params &p, void *base, bool bf16, bool wide, int64_t at,
-                                                float a, float b)
+static __device__ __forceinline__ void out_pair(const sparse_params &p, void *base, bool bf16,
+                                                bool wide, int64_t at, float a, float b)
 {
     if (!bf16) {
         float *o = (float *)base + at;
@@ -700,7 +755,8 @@ struct target {
     bool bf16, wide, partial;
 };
 
-static __device__ target target_of(const sparse_params &p, const sparse_unit &u, int part, int head0)
+static __device__ target target_of(const sparse_params &p, const sparse_unit &u, int part,
+                                   int head0)
 {
     target t;
     const bool cut = !p.whole && u.nb > 0 && (u.b0 > 0 || u.b1 < u.nb);
@@ -734,12 +790,54 @@ static __device__ void empty_write(const sparse_params &p, const target &t, int 
         out_pair(p, t.out, t.bf16, t.wide, h * t.stride_head + 2 * threadIdx.x, 0.0f, 0.0f);
 }
 
-/* Row sums over both groups, then lse and the normalised output. */
-template <int N, int FMT>
-static __device__ __forceinline__ void finish(const sparse_params &p, state<N> &st, const target &t, uint32_t smem,
-                                              int group, int warp, int lane, int n_head, float ref)
+/* The thread's values of every head, normalised. WIDE: 0 one by one, 1 pairs of bf16, 2 pairs of f32. */
+template <int N, int FMT, int WIDE>
+static __device__ __forceinline__ void results_store(const state<N> &st, const target &t,
+                                                     uint32_t smem, int dim, int quad, int n_head)
 {
     using L = layout<N, FMT>;
+    const int64_t at = 2 * quad * t.stride_head + dim;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const int h = head_of(i, quad), r = i / 2 * 4 + i % 2;
+        if (h >= n_head)
+            continue;
+        const float f = lds_f(smem + L::inv_at + h * 4);
+        const int64_t o = at + (i / 2 * 8 + i % 2) * t.stride_head;
+#pragma unroll
+        for (int mt = 0; mt < 4; mt++) {
+            const float a = f == 0.0f ? 0.0f : st.o[mt][r] * f,
+                        b = f == 0.0f ? 0.0f : st.o[mt][r + 2] * f;
+            if (WIDE == 2) {
+                *(float2 *)((float *)t.out + o + 64 * mt) = make_float2(a, b);
+            } else if (WIDE == 1) {
+                const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+                *(__nv_bfloat162 *)((uint16_t *)t.out + o + 64 * mt) = v;
+            } else {
+                out_one(t.out, t.bf16, o + 64 * mt, a);
+                out_one(t.out, t.bf16, o + 64 * mt + (FMT == SPARSE_FP8 ? 1 : 8), b);
+            }
+        }
+    }
+}
+
+/* Row sums over both groups, then lse and the normalised output. */
+template <int N, int FMT>
+static __device__ __forceinline__ void finish(const sparse_params &p, state<N> &st, const target &t,
+                                              uint32_t smem, int group, int warp, int lane,
+                                              int n_head, float ref)
+{
+    using L = layout<N, FMT>;
+    if (FMT != SPARSE_FP8) {
+        /* an infinite value must not leave as NaN: it makes the row sum NaN, which drops the head */
+#pragma unroll
+        for (int i = 0; i < N / 4; i++)
+#pragma unroll
+            for (int mt = 0; mt < 4; mt++) {
+                const int r = i / 2 * 4 + i % 2;
+                st.l[i] = fmaf(st.o[mt][r], 0.0f, fmaf(st.o[mt][r + 2], 0.0f, st.l[i]));
+            }
+    }
     const int quad = lane % 4, at = lanes_reduce<N, op_sum>(st.l, lane);
 #pragma unroll
     for (int i = 0; i < (N >= 32 ? N / 32 : 1); i++)
@@ -761,37 +859,21 @@ static __device__ __forceinline__ void finish(const sparse_params &p, state<N> &
         }
     }
     named_barrier(BAR_SUM, CONSUMERS);
-    const int dim = 256 * group + 16 * warp;
-#pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-        const float2 inv = lds_f2(smem + L::inv_at + (8 * n + 2 * quad) * 4);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int h = 8 * n + 2 * quad + e;
-            const float f = e ? inv.y : inv.x;
-            if (h >= n_head)
-                continue;
-#pragma unroll
-            for (int mt = 0; mt < 4; mt++) {
-                const float a = f == 0.0f ? 0.0f : st.o[mt][4 * n + e] * f;
-                const float b = f == 0.0f ? 0.0f : st.o[mt][4 * n + 2 + e] * f;
-                const int64_t o = h * t.stride_head + dim + 64 * mt;
-                if (FMT == SPARSE_FP8) {
-                    out_pair(p, t.out, t.bf16, t.wide, o + 2 * (lane / 4), a, b);
-                } else {
-                    out_one(t.out, t.bf16, o + lane / 4, a);
-                    out_one(t.out, t.bf16, o + lane / 4 + 8, b);
-                }
-            }
-        }
-    }
+    const int dim = 256 * group + 16 * warp + (FMT == SPARSE_FP8 ? 2 : 1) * (lane / 4);
+    if (!t.wide || FMT != SPARSE_FP8)
+        results_store<N, FMT, 0>(st, t, smem, dim, quad, n_head);
+    else if (t.bf16)
+        results_store<N, FMT, 1>(st, t, smem, dim, quad, n_head);
+    else
+        results_store<N, FMT, 2>(st, t, smem, dim, quad, n_head);
 }
 
-/* ---- consumers ----------------------------------------------------------------------------------------------- */
+/* ---- consumers ----------------------------------------------------------------------------- */
 
 template <int N, int FMT>
-static __device__ __forceinline__ void consumers_run(const sparse_params &p, sparse_walk w, int64_t total, uint32_t smem,
-                                                     int part, int head_group)
+static __device__ __forceinline__ void consumers_run(const sparse_params &p, sparse_walk w,
+                                                     int64_t total, uint32_t smem, int part,
+                                                     int head_group)
 {
     using L = layout<N, FMT>;
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -807,7 +889,8 @@ static __device__ __forceinline__ void consumers_run(const sparse_params &p, spa
             continue;
         }
         if (t.partial && u.b0 == 0) /* w.at: the position behind the item */
-            goes_on = make_int2(u.item, sparse_part_of(w.at - 1, total, (int)min(total, (int64_t)p.n_part)));
+            goes_on = make_int2(
+                u.item, sparse_part_of(w.at - 1, total, (int)min(total, (int64_t)p.n_part)));
         state<N> st = {};
         float ref = 0.0f;
         queries_load<N, FMT>(p, smem, u.item / p.item_per_row, head0, n_head);
@@ -821,7 +904,9 @@ static __device__ __forceinline__ void consumers_run(const sparse_params &p, spa
             if (nv > 0) {
                 const uint32_t i = n_tile + group, tile = smem + L::ring + i % L::stages * L::tile;
                 mbar_wait(full + 8 * (i % L::stages), i / L::stages & 1);
-                const bool fast = FMT != SPARSE_FP8 || scales_look<N, FMT>(smem, tile, n_pair % 2 * 2 + group, warp, lane, nv, &fits);
+                const bool fast =
+                    FMT != SPARSE_FP8 ||
+                    scales_look<N, FMT>(smem, tile, n_pair % 2 * 2 + group, warp, lane, nv, &fits);
                 if (fast)
                     scores<N, FMT, true>(s, smem, tile, warp, lane);
                 else
@@ -851,7 +936,9 @@ static __device__ __forceinline__ void consumers_run(const sparse_params &p, spa
         p.cut[part] = goes_on;
 }
 
-template <int N, int FMT> __global__ void __launch_bounds__(THREADS, 1) attn_sparse_main(const __grid_constant__ sparse_params p)
+template <int N, int FMT>
+__global__ void __launch_bounds__(THREADS, 1)
+    attn_sparse_main(const __grid_constant__ sparse_params p)
 {
     using L = layout<N, FMT>;
     extern __shared__ uint8_t raw[];
@@ -865,7 +952,7 @@ template <int N, int FMT> __global__ void __launch_bounds__(THREADS, 1) attn_spa
     if (threadIdx.x == 0) {
         const uint32_t full = smem + L::bar_at;
         for (int i = 0; i < L::stages; i++) {
-            mbar_init(full + 8 * i, 64);
+            mbar_init(full + 8 * i, COPIERS);
             mbar_init(full + 8 * (L::stages + i), CONSUMERS / 32);
         }
         mbar_init_fence();
@@ -876,20 +963,21 @@ template <int N, int FMT> __global__ void __launch_bounds__(THREADS, 1) attn_spa
     grid_release();
     if (threadIdx.x >= CONSUMERS) {
         regs_give<HELPER_REGS>();
-        if (threadIdx.x < CONSUMERS + 64)
-            keys_run<N, FMT>(p, w, smem, head_group);
+        keys_run<N, FMT>(p, w, smem, head_group);
     } else {
         regs_take<CONSUMER_REGS>();
         consumers_run<N, FMT>(p, w, total, smem, part, head_group);
     }
 }
 
-/* ---- launch -------------------------------------------------------------------------------------------------- */
+/* ---- launch -------------------------------------------------------------------------------- */
 
-template <int N, int FMT> static cudaError_t main_launch(const sparse_params &p, cudaStream_t stream)
+template <int N, int FMT>
+static cudaError_t main_launch(const sparse_params &p, cudaStream_t stream)
 {
     using L = layout<N, FMT>;
-    cudaError_t e = cudaFuncSetAttribute(attn_sparse_main<N, FMT>, cudaFuncAttributeMaxDynamicSharedMemorySize, L::bytes);
+    cudaError_t e = cudaFuncSetAttribute(attn_sparse_main<N, FMT>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, L::bytes);
     if (e != cudaSuccess)
         return e;
     cudaLaunchAttribute attr;
@@ -908,7 +996,8 @@ template <int N, int FMT> static cudaError_t main_launch(const sparse_params &p,
 cudaError_t attn_sparse_main_launch(const sparse_params &p, int kind, int n, cudaStream_t stream)
 {
     if (kind == SPARSE_BF16)
-        return n == 16 ? main_launch<16, SPARSE_BF16>(p, stream) : main_launch<32, SPARSE_BF16>(p, stream);
+        return n == 16 ? main_launch<16, SPARSE_BF16>(p, stream)
+                       : main_launch<32, SPARSE_BF16>(p, stream);
     return n == 16   ? main_launch<16, SPARSE_FP8>(p, stream)
            : n == 32 ? main_launch<32, SPARSE_FP8>(p, stream)
                      : main_launch<64, SPARSE_FP8>(p, stream);

@@ -22,9 +22,11 @@ extern "C" {
 /* All variants for CUDA (init.c; none.c in a build without). */
 const kern_variant *cuda_variants(int32_t *n);
 
-/* attn_sparse_sm90.cu */
+/* attn_sparse.cu: a row's keys cut by the work, or (det) by lane and segment, bits as kern/attn.h says */
 void attn_sm90(const attn_args *a, dev_queue *q);
 size_t attn_scratch_sm90(const attn_args *a, const dev_queue *q);
+void attn_sm90_det(const attn_args *a, dev_queue *q);
+size_t attn_scratch_sm90_det(const attn_args *a, const dev_queue *q);
 /* merge.cu */
 void merge_sm90(const merge_args *a, dev_queue *q);
 /* quant.cu */
@@ -52,6 +54,7 @@ const char *index_select_refuses_sm90(const void *args);
 const char *topk_refuses_sm90(const void *args);
 const char *topk_merge_refuses_sm90(const void *args);
 const char *localise_refuses_sm90(const void *args);
+const char *attn_refuses_sm90(const void *args);
 const char *merge_refuses_sm90(const void *args);
 const char *quant_q_refuses_sm90(const void *args);
 const char *index_quant_refuses_sm90(const void *args);

@@ -38,11 +38,25 @@ SM90_APPLY_SCRATCH(index_select)
 SM90_APPLY_SCRATCH(topk)
 SM90_APPLY_SCRATCH(topk_merge)
 SM90_APPLY_SCRATCH(localise)
+static void apply_attn(kern_table *t)
+{
+    t->attn = attn_sm90;
+    t->attn_scratch = attn_scratch_sm90;
+}
+
+static void apply_attn_det(kern_table *t)
+{
+    t->attn = attn_sm90_det;
+    t->attn_scratch = attn_scratch_sm90_det;
+}
 
 /* Kernels that give the reference's bits. */
 #define SM90_EXACT(op) {KERN_OP_##op, "sm90", 0, apply_##op, KERN_CUDA, 0, op##_refuses_sm90, 0, 0}
 
 static const kern_variant g_variants[] = {
+    /* the last of an op is the one in use unless another is asked for */
+    {KERN_OP_attn, "sm90_det", 0, apply_attn_det, KERN_CUDA, 0, attn_refuses_sm90, 189, 0.34f},
+    {KERN_OP_attn, "sm90", 0, apply_attn, KERN_CUDA, KERN_FREE_ORDER, attn_refuses_sm90, 189, 0.34f},
     SM90_EXACT(merge),    SM90_EXACT(quant_q),     SM90_EXACT(index_quant),
     SM90_EXACT(kv_write), SM90_EXACT(index_write), SM90_EXACT(gather),
     SM90_EXACT(topk_merge), SM90_EXACT(topk),     SM90_EXACT(localise),

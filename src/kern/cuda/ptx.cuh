@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t ptx_shared(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* ---- mbarrier ---------------------------------------------------------------------------------- */
+/* ---- mbarrier ------------------------------------------------------------------------------ */
 
 __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
 {
@@ -37,15 +37,18 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred p;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(bar), "r"(parity) : "memory");
+                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
 }
 
-/* ---- copies -------------------------------------------------------------------------------------- */
+/* ---- copies -------------------------------------------------------------------------------- */
 
 /* 16 bytes from global to shared memory, zeros where `bytes` is 0. */
 __device__ __forceinline__ void copy16(uint32_t dst, const void *src, int bytes)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+                 : "memory");
 }
 
 /* Arrives on `bar` when all copy16 of this thread so far are done. */
@@ -66,7 +69,7 @@ __device__ __forceinline__ void fence_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* ---- shared memory, whole words ------------------------------------------------------------------- */
+/* ---- shared memory, whole words ------------------------------------------------------------ */
 
 __device__ __forceinline__ uint4 lds128(uint32_t at)
 {
@@ -131,14 +134,15 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], uint32_t at)
                  : "r"(at));
 }
 
-__device__ __forceinline__ void stmatrix4_trans(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+__device__ __forceinline__ void stmatrix4_trans(uint32_t at, uint32_t a, uint32_t b, uint32_t c,
+                                                uint32_t d)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 
-/* ---- groups of warps ------------------------------------------------------------------------------- */
+/* ---- groups of warps ----------------------------------------------------------------------- */
 
 /* A barrier of `n` threads; bar 0 is __syncthreads. */
 __device__ __forceinline__ void named_barrier(int bar, int n)
@@ -168,7 +172,7 @@ template <int N> __device__ __forceinline__ void regs_give()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* ---- dependent launches ------------------------------------------------------------------------------ */
+/* ---- dependent launches -------------------------------------------------------------------- */
 
 /* Waits for the kernels this launch depends on, their memory included. */
 __device__ __forceinline__ void grid_wait()
@@ -182,7 +186,7 @@ __device__ __forceinline__ void grid_release()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* ---- matrix products ----------------------------------------------------------------------------------- */
+/* ---- matrix products ----------------------------------------------------------------------- */
 
 enum ptx_operand { OPERAND_F16, OPERAND_BF16 };
 
@@ -190,7 +194,8 @@ enum ptx_operand { OPERAND_F16, OPERAND_BF16 };
  * c ^ (r & 7)), aligned to 1024 bytes, the product's k along the row. */
 __device__ __forceinline__ uint64_t wgmma_tile(uint32_t at)
 {
-    return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+    return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
+           (uint64_t)1 << 62;
 }
 
 __device__ __forceinline__ void wgmma_fence()
@@ -230,11 +235,12 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 /* d[64 x N] (+)= a[64 x 16] b[N x 16]^T: a in registers in the fragment order of mma.m16n8k16, b a tile of wgmma_tile
  * (32 bytes further for each k step of 16), d in the fragment order of mma, 8 columns after 8. add: 0 starts a sum. */
 template <int N, ptx_operand T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add);
+__device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
+                                         int add);
 
 template <>
-__device__ __forceinline__ void wgmma_rs<16, OPERAND_F16>(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
-                                                    int add)
+__device__ __forceinline__ void wgmma_rs<16, OPERAND_F16>(float (&d)[8], const uint32_t (&a)[4],
+                                                          uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
@@ -246,8 +252,8 @@ __device__ __forceinline__ void wgmma_rs<16, OPERAND_F16>(float (&d)[8], const u
 }
 
 template <>
-__device__ __forceinline__ void wgmma_rs<16, OPERAND_BF16>(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
-                                                    int add)
+__device__ __forceinline__ void wgmma_rs<16, OPERAND_BF16>(float (&d)[8], const uint32_t (&a)[4],
+                                                           uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
@@ -259,8 +265,8 @@ __device__ __forceinline__ void wgmma_rs<16, OPERAND_BF16>(float (&d)[8], const 
 }
 
 template <>
-__device__ __forceinline__ void wgmma_rs<32, OPERAND_F16>(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
-                                                    int add)
+__device__ __forceinline__ void wgmma_rs<32, OPERAND_F16>(float (&d)[16], const uint32_t (&a)[4],
+                                                          uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
@@ -273,8 +279,8 @@ __device__ __forceinline__ void wgmma_rs<32, OPERAND_F16>(float (&d)[16], const 
 }
 
 template <>
-__device__ __forceinline__ void wgmma_rs<32, OPERAND_BF16>(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
-                                                    int add)
+__device__ __forceinline__ void wgmma_rs<32, OPERAND_BF16>(float (&d)[16], const uint32_t (&a)[4],
+                                                           uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
@@ -287,8 +293,8 @@ __device__ __forceinline__ void wgmma_rs<32, OPERAND_BF16>(float (&d)[16], const
 }
 
 template <>
-__device__ __forceinline__ void wgmma_rs<64, OPERAND_F16>(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                    int add)
+__device__ __forceinline__ void wgmma_rs<64, OPERAND_F16>(float (&d)[32], const uint32_t (&a)[4],
+                                                          uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -298,16 +304,16 @@ __device__ __forceinline__ void wgmma_rs<64, OPERAND_F16>(float (&d)[32], const 
                  "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
                    "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
-                   "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_rs<64, OPERAND_BF16>(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                    int add)
+__device__ __forceinline__ void wgmma_rs<64, OPERAND_BF16>(float (&d)[32], const uint32_t (&a)[4],
+                                                           uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -317,10 +323,10 @@ __device__ __forceinline__ void wgmma_rs<64, OPERAND_BF16>(float (&d)[32], const
                  "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
                    "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
-                   "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 

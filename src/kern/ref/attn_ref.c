@@ -238,7 +238,10 @@ static void lane_run(const attn_args *a, int32_t row, key_iter *it, const scratc
 
 static void attn_ref(const attn_args *a, dev_queue *q)
 {
-    (void)q;
+    if (a->out_type == KVS_DTYPE_BF16) {
+        dev_queue_fail(q, KVS_UNSUPPORTED, "attn: only kernels for CUDA write bf16; set out_type to f32");
+        return;
+    }
     const scratch s = scratch_lay(a);
     const int64_t lane_size = (int64_t)a->n_head * VDIM;
     attn_stats stats = {0};

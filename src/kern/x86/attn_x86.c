@@ -533,6 +533,10 @@ void attn_x86_run(const attn_kernels *k, const attn_args *a, dev_queue *q)
     if (a->n_row <= 0) {
         return;
     }
+    if (a->out_type == KVS_DTYPE_BF16) {
+        dev_queue_fail(q, KVS_UNSUPPORTED, "attn: only kernels for CUDA write bf16; set out_type to f32");
+        return;
+    }
     run r = {0};
     carve c = {.base = a->scratch, .at = 0};
     const bool f32 = a->fmt == KVS_KV_F32 || a->q_type == KVS_DTYPE_F32;
