@@ -330,18 +330,16 @@ static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_
     int32_t row = s.row;
     int32_t slot = 0;
     uint32_t phase = 1;
+    /* keys past the table, or of a request that is none, have no tile: every block counts some rows */
+    for (int32_t r = (int32_t)blockIdx.x * 32 + lane; !fixed && r < a.n_row; r += (int32_t)gridDim.x * 32) {
+        const bool known = a.row_req[r] >= 0 && a.row_req[r] < a.n_req;
+        n_bad += max((int64_t)0, a.kv_len[r] - (known ? (int64_t)a.table_width * 64 : 0));
+    }
     while (at < s.end) {
         const ix_group g = ix_group_at(a, row, most, fixed);
         const int32_t t1 = (int32_t)min((int64_t)g.n_tile, s.end - base);
         const int32_t *table = g.req < 0 ? NULL : a.table + (int64_t)g.req * a.table_stride;
         int32_t t = (int32_t)(at - base);
-        if (t == 0 && lane == 0 && !fixed) {
-            /* keys past the table have no tile */
-            const int64_t wide = g.req < 0 ? 0 : (int64_t)a.table_width * 64;
-            for (int32_t r = 0; r < g.n; r++) {
-                n_bad += max((int64_t)0, a.kv_len[g.row + r] - wide);
-            }
-        }
         while (t < t1) {
             /* a lane looks up the page of one tile */
             const int64_t i_page = first_page + t + lane;

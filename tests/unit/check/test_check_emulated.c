@@ -67,6 +67,8 @@ static void apply_mha_avx512bf16(kern_table *t)
 {
     t->mha = mha_avx512bf16;
     t->mha_scratch = mha_x86_scratch;
+}
+
 static void apply_amx(kern_table *t)
 {
     t->attn = attn_amx;
