@@ -49,11 +49,13 @@ const dev_place dev_cuda = {"cuda",    fake_alloc, fake_free,     fake_copy,
 
 void *dev_cuda_alloc_shared(size_t bytes)
 {
-    return fake_alloc(bytes);
+    fake.shared = fake_alloc(bytes);
+    return fake.shared;
 }
 
 void dev_cuda_free_shared(void *p)
 {
+    fake.shared = fake.shared == p ? NULL : fake.shared;
     fake_free(p);
 }
 

@@ -130,6 +130,9 @@ static void a_wrong_kernel_and_a_broken_device_are_told(void **state)
     assert_non_null(strstr(err.text, "illegal address"));
     has(&l, "FAIL");
     assert_null(strstr(l.all, "edges"));
+    /* what a broken device may still write to is not given back */
+    assert_int_equal(fake.n_live, 1);
+    dev_cuda_free_shared(fake.shared);
 }
 
 static void what_cannot_run_is_refused_or_skipped(void **state)
