@@ -41,6 +41,10 @@ static const arch k_arch[] = {
 
 enum { N_ARCH = (int)(sizeof k_arch / sizeof *k_arch) };
 
+#define USE_ONE_OF                                                                                 \
+    "use one of DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, DeepseekV32ForCausalLM, "            \
+    "GlmMoeDsaForCausalLM, Glm4MoeLiteForCausalLM"
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
 static const json_t *get(const json_t *root, const char *key)
@@ -189,16 +193,21 @@ static kvs_status read_arch(hp *h, const json_t *root, const arch **out, kvs_err
     const char *type = NULL;
     TRY(get_text(root, "model_type", NULL, &type, err));
     if (name == NULL && (list != NULL || type == NULL || h->prefix[0] == '\0')) {
-        return err_set(err, KVS_FORMAT, "config.json: architectures is no list of names");
+        return err_set(err, KVS_FORMAT,
+                       "config.json: architectures is missing or no list of names: " USE_ONE_OF);
     }
     const bool kimi = name == NULL && strcmp(type, "kimi_k2") == 0;
     const arch *a = find_arch(name, kimi ? "deepseek_v3" : type);
     if (a == NULL) {
-        return err_set(err, KVS_UNSUPPORTED,
-                       "config.json: architecture %.48s: use one of DeepseekV2ForCausalLM, "
-                       "DeepseekV3ForCausalLM, DeepseekV32ForCausalLM, GlmMoeDsaForCausalLM, "
-                       "Glm4MoeLiteForCausalLM",
+        return err_set(err, KVS_UNSUPPORTED, "config.json: architecture %.48s: " USE_ONE_OF,
                        name != NULL ? name : type);
+    }
+    const arch *named = type != NULL ? find_arch(NULL, type) : a;
+    if (named != NULL && named != a) {
+        return err_set(err, KVS_FORMAT,
+                       "config.json: model_type %.40s is that of %s, architectures names %s: make "
+                       "them agree",
+                       type, named->name, a->name);
     }
     snprintf(h->arch, sizeof h->arch, "%s", a->name);
     snprintf(h->model_type, sizeof h->model_type, "%s", type != NULL ? type : a->model_type);
@@ -242,6 +251,7 @@ static kvs_status read_dims(hp *h, const json_t *root, kvs_error *err)
     TRY(get_flag(root, "tie_word_embeddings", ABSENT_FALSE, &h->tied, err));
     TRY(only_flag(root, "attention_bias", false, err));
     TRY(only_flag(root, "mlp_bias", false, err));
+    TRY(only_flag(root, "is_causal", true, err));
     return only_text(root, "hidden_act", "silu", err);
 }
 
@@ -502,13 +512,8 @@ static kvs_status read_index_layers(hp *h, const json_t *root, kvs_error *err)
 
 static kvs_status read_indexer(hp *h, const arch *a, const json_t *root, kvs_error *err)
 {
-    const json_t *heads = get(root, "index_n_heads");
     if (!a->dsa) {
-        if (heads != NULL) {
-            return err_set(err, KVS_FORMAT, "config.json: index_n_heads: %s has no indexer",
-                           a->name);
-        }
-        return KVS_OK;
+        return hp_keys_check_no_index(root, a->name, err);
     }
     TRY(get_i32(root, "index_n_heads", 1, 1024, 0, &h->n_index_head, err));
     TRY(get_i32(root, "index_head_dim", 1, 4096, 0, &h->index_dim, err));
@@ -535,6 +540,15 @@ static kvs_status read_yarn(hp *h, const json_t *rope, kvs_error *err)
     TRY(get_num(rope, "mscale", 0.0, 1e3, 1.0, &h->yarn_mscale, err));
     TRY(get_num(rope, "mscale_all_dim", 0.0, 1e3, 0.0, &h->yarn_mscale_all, err));
     double factor = 0.0;
+    const bool open =
+        get(rope, "mscale") != NULL ? h->yarn_mscale == 0.0 : h->yarn_mscale_all != 0.0;
+    if (open && get(rope, "attention_factor") == NULL) {
+        return err_set(
+            err, KVS_UNSUPPORTED,
+            "config.json: mscale is missing or 0 beside mscale_all_dim %g: readers disagree "
+            "on what that means; known models set both alike",
+            h->yarn_mscale_all);
+    }
     TRY(get_num(rope, "attention_factor", 0.0, 1e3, hp_rope_magnitude(h), &factor, err));
     if (fabs(factor - hp_rope_magnitude(h)) > 1e-6) {
         return err_set(err, KVS_UNSUPPORTED,
@@ -599,7 +613,13 @@ static kvs_status read_rope(hp *h, const json_t *root, kvs_error *err)
                        where);
     }
     if (strcmp(type, "default") == 0) {
-        return KVS_OK;
+        double factor = 1.0;
+        TRY(get_num(rope, "factor", 0.0, 1e6, 1.0, &factor, err));
+        return factor == 1.0 ? KVS_OK
+                             : err_set(err, KVS_FORMAT,
+                                       "config.json: %s.factor %g with rope_type default, which "
+                                       "stretches nothing: say yarn, or take it out",
+                                       where, factor);
     }
     if (strcmp(type, "yarn") != 0) {
         return err_set(err, KVS_UNSUPPORTED,

@@ -26,6 +26,7 @@ static const char *const k_read[] = {
     "indexer_rope_interleave",
     "indexer_types",
     "intermediate_size",
+    "is_causal",
     "kv_lora_rank",
     "layer_types",
     "max_position_embeddings",
@@ -185,8 +186,8 @@ static kvs_status refuse_key(const char *where, const char *key, const json_t *v
         snprintf(value, sizeof value, "\"%.24s\"", json_string_value(v));
     } else if (json_is_number(v)) {
         snprintf(value, sizeof value, "%g", json_number_value(v));
-    } else if (json_is_true(v)) {
-        snprintf(value, sizeof value, "true");
+    } else if (json_is_boolean(v)) {
+        snprintf(value, sizeof value, "%s", json_is_true(v) ? "true" : "false");
     }
     return err_set(err, KVS_UNSUPPORTED,
                    "config.json: %s%.60s is %s: an unknown key may change the maths; take it out "
@@ -214,10 +215,25 @@ kvs_status hp_keys_check_rope(const json_t *rope, const char *where, kvs_error *
          it = json_object_iter_next((json_t *)(uintptr_t)rope, it)) {
         const char *key = json_object_iter_key(it);
         const json_t *v = json_object_iter_value(it);
-        if (!is_off(v) && !has(k_rope, COUNT(k_rope), key)) {
+        if (!json_is_null(v) && !has(k_rope, COUNT(k_rope), key)) {
             char prefix[32];
             snprintf(prefix, sizeof prefix, "%s.", where);
             return refuse_key(prefix, key, v, err);
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status hp_keys_check_no_index(const json_t *config, const char *arch, kvs_error *err)
+{
+    for (void *it = json_object_iter((json_t *)(uintptr_t)config); it != NULL;
+         it = json_object_iter_next((json_t *)(uintptr_t)config, it)) {
+        const char *key = json_object_iter_key(it);
+        if (strncmp(key, "index", 5) == 0 && !is_off(json_object_iter_value(it))) {
+            return err_set(err, KVS_FORMAT,
+                           "config.json: %.60s: %s has no indexer: take the key out, or name an "
+                           "architecture that has one",
+                           key, arch);
         }
     }
     return KVS_OK;

@@ -12,7 +12,10 @@
 
 /* KVS_UNSUPPORTED names the first unknown key of the config's object that is set. */
 kvs_status hp_keys_check(const json_t *config, kvs_error *err);
-/* The same of the object that holds the rope settings, which is called `where`. */
+/* The same of the object that holds the rope settings, which is called `where`. There any value but null counts as
+ * set: readers take some of its flags for true where they are absent. */
 kvs_status hp_keys_check_rope(const json_t *rope, const char *where, kvs_error *err);
+/* KVS_FORMAT names the first key of an indexer that is set; `arch` is an architecture without one. */
+kvs_status hp_keys_check_no_index(const json_t *config, const char *arch, kvs_error *err);
 
 #endif

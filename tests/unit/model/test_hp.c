@@ -263,7 +263,11 @@ static void unknown_architectures_are_refused_with_the_known_ones(void **state)
     /* an indexer where the architecture has none: the file contradicts itself */
     text = with(k_v32, "architectures", "[\"DeepseekV3ForCausalLM\"]");
     assert_int_equal(parse(&g, text, &err), KVS_FORMAT);
-    assert_non_null(strstr(err.text, "index_n_heads"));
+    assert_non_null(strstr(err.text, "model_type deepseek_v32"));
+    char named[4096];
+    snprintf(named, sizeof named, "%s", text);
+    assert_int_equal(parse(&g, with(named, "model_type", NULL), &err), KVS_FORMAT);
+    assert_non_null(strstr(err.text, "DeepseekV3ForCausalLM has no indexer"));
 }
 
 static void index_layer_lists_that_cannot_be_are_refused(void **state)

@@ -254,8 +254,8 @@ static void routers_that_are_not_followed_are_refused_by_key(void **state)
 
 /* ---- rope ------------------------------------------------------------------------------------ */
 
-#define YARN_BODY                                                                                  \
-    "\"factor\":40,\"original_max_position_embeddings\":64,\"mscale\":1,\"mscale_all_dim\":1"
+#define YARN_LENGTH "\"factor\":40,\"original_max_position_embeddings\":64"
+#define YARN_BODY   YARN_LENGTH ",\"mscale\":1,\"mscale_all_dim\":1"
 
 static void rope_is_read_flat_and_nested_alike(void **state)
 {
@@ -280,6 +280,13 @@ static void rope_is_read_flat_and_nested_alike(void **state)
     hp h =
         read_ok(V3 GROUPS ",\"rope_parameters\":{\"rope_theta\":8e6,\"rope_type\":\"default\"}}");
     assert_true(h.theta == 8e6 && !h.yarn);
+    h = read_ok(V3 GROUPS ",\"rope_parameters\":{\"rope_theta\":8e6,\"rope_type\":\"default\","
+                          "\"factor\":1.0,\"truncate\":null}}");
+    assert_true(h.theta == 8e6 && !h.yarn);
+    /* without mscale, but with the factor that it would give */
+    h = read_ok(V3 GROUPS ",\"rope_theta\":1e4,\"rope_scaling\":{\"type\":\"yarn\"," YARN_LENGTH
+                          ",\"mscale_all_dim\":1,\"attention_factor\":1}}");
+    assert_true(h.yarn_mscale == 1.0 && h.yarn_mscale_all == 1.0);
     h = read_ok(V3 GROUPS ",\"rope_theta\":8e6,\"rope_scaling\":null}");
     assert_true(h.theta == 8e6 && !h.yarn);
     /* absent mscales: 1 for cos and sin, none for the softmax scale */
@@ -299,6 +306,12 @@ static void rope_that_is_not_followed_is_refused_by_key(void **state)
          "rope_scaling.truncate"},
         {"\"rope_scaling\":{\"type\":\"yarn\"," YARN_BODY ",\"attention_factor\":1.3}",
          "attention_factor 1.3"},
+        {"\"rope_scaling\":{\"type\":\"yarn\"," YARN_BODY ",\"truncate\":false}",
+         "rope_scaling.truncate is false"},
+        {"\"rope_scaling\":{\"type\":\"yarn\"," YARN_LENGTH ",\"mscale_all_dim\":1}",
+         "mscale is missing or 0 beside mscale_all_dim 1"},
+        {"\"rope_scaling\":{\"type\":\"yarn\"," YARN_LENGTH ",\"mscale\":0,\"mscale_all_dim\":0}",
+         "mscale is missing or 0 beside mscale_all_dim 0"},
         {"\"rope_interleave\":false", "rope_interleave false"},
         {"\"partial_rotary_factor\":0.5", "partial_rotary_factor 0.5"},
         {"\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}",
@@ -308,6 +321,7 @@ static void rope_that_is_not_followed_is_refused_by_key(void **state)
     static const char *const malformed[][2] = {
         {"\"rope_scaling\":7", "rope_scaling"},
         {"\"rope_scaling\":{\"factor\":4}", "rope_type"},
+        {"\"rope_scaling\":{\"type\":\"default\",\"factor\":4}", "rope_scaling.factor 4"},
         {"\"rope_scaling\":{\"type\":\"yarn\",\"rope_type\":\"default\"}", "rope_type"},
         {"\"rope_scaling\":{\"type\":\"yarn\",\"original_max_position_embeddings\":64}",
          "factor is missing"},
@@ -375,6 +389,20 @@ static void layers_with_an_indexer_come_from_list_pattern_or_frequency(void **st
     refuse_all(GLM GROUPS THETA, bad, UNIT_COUNT(bad), KVS_FORMAT);
 }
 
+static void a_model_without_indexer_has_no_setting_of_one(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"\"index_n_heads\":4", "index_n_heads: DeepseekV3ForCausalLM has no indexer"},
+        {"\"index_topk\":64", "index_topk: "},
+        {"\"index_topk_freq\":4,\"index_skip_topk_offset\":0", "index_topk_freq: "},
+        {"\"indexer_types\":[\"full\",\"shared\"]", "indexer_types: "},
+        {"\"index_share_for_mtp_iteration\":true", "index_share_for_mtp_iteration: "},
+    };
+    refuse_all(V3_ALL, bad, UNIT_COUNT(bad), KVS_FORMAT);
+    read_ok(V3_ALL ",\"index_topk\":null,\"index_share_for_mtp_iteration\":false}");
+}
+
 static void the_indexers_rope_is_paired_as_the_model_says(void **state)
 {
     (void)state;
@@ -438,6 +466,7 @@ static void keys_that_may_change_the_maths_are_refused_by_name(void **state)
         {"\"hidden_act\":\"gelu\"", "hidden_act gelu"},
         {"\"attention_bias\":true", "attention_bias true"},
         {"\"mlp_bias\":true", "mlp_bias true"},
+        {"\"is_causal\":false", "is_causal false"},
     };
     refuse_all(V3_ALL, bad, UNIT_COUNT(bad), KVS_UNSUPPORTED);
     static const char *const malformed[][2] = {
@@ -446,6 +475,8 @@ static void keys_that_may_change_the_maths_are_refused_by_name(void **state)
         {"\"tie_word_embeddings\":1", "tie_word_embeddings"},
         {"\"layer_types\":\"x\"", "layer_types"},
         {"\"model_type\":[]", "model_type"},
+        {"\"model_type\":\"glm_moe_dsa\"",
+         "model_type glm_moe_dsa is that of GlmMoeDsaForCausalLM"},
     };
     refuse_all(V3_ALL, malformed, UNIT_COUNT(malformed), KVS_FORMAT);
 }
@@ -504,6 +535,7 @@ int main(void)
         cmocka_unit_test(rope_is_read_flat_and_nested_alike),
         cmocka_unit_test(rope_that_is_not_followed_is_refused_by_key),
         cmocka_unit_test(layers_with_an_indexer_come_from_list_pattern_or_frequency),
+        cmocka_unit_test(a_model_without_indexer_has_no_setting_of_one),
         cmocka_unit_test(the_indexers_rope_is_paired_as_the_model_says),
         cmocka_unit_test(token_ids_are_one_or_a_list),
         cmocka_unit_test(keys_that_change_nothing_are_skipped),
