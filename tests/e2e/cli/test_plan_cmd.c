@@ -2,6 +2,7 @@
 #include "prog.h"
 
 #include <jansson.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,6 +96,20 @@ static void refused_settings_are_listed_and_exit_code_1(void **state)
     prog_expect(p, 1, "use --dcp 4");
 }
 
+/* `plan --json path` where no file may grow as long as the JSON is, which the page does not. */
+static prog plan_with_short_files(const char *path, rlim_t most)
+{
+    struct rlimit was;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    const struct rlimit tight = {.rlim_cur = most, .rlim_max = was.rlim_max};
+    void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    const prog p = RUN("plan", "--preset", "glm-5.2", "--gpus", "16", "--json", path);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    signal(SIGXFSZ, handler);
+    return p;
+}
+
 static void files_are_written_whole_or_left_alone(void **state)
 {
     (void)state;
@@ -114,6 +129,12 @@ static void files_are_written_whole_or_left_alone(void **state)
     prog_expect(RUN("plan", "--preset", "no-such", "--json", path), 2, "no-such");
     char *again = prog_read(path);
     assert_string_equal(text, again); /* a failure leaves it */
+    free(again);
+    prog_expect(plan_with_short_files(path, strlen(text) - 100), 1,
+                "plan.json: cannot write: File too large");
+    again = prog_read(path);
+    assert_non_null(again);
+    assert_string_equal(text, again); /* also one that comes in the middle of the writing */
     free(again);
     free(text);
     struct stat st;
