@@ -36,7 +36,11 @@ static void e4m3_rounds_to_even_and_saturates(void **state)
     assert_int_equal(orc_to_e4m3(19.0f), 0x5A);    /* 18 or 20 */
     assert_int_equal(orc_to_e4m3(0x1p-10f), 0x00); /* 0 or the least */
     assert_int_equal(orc_to_e4m3(0x1.8p-9f), 0x02);
+    assert_int_equal(orc_to_e4m3(431.0f), 0x7D); /* 416 or 448 */
+    assert_int_equal(orc_to_e4m3(432.0f), 0x7E);
+    assert_int_equal(orc_to_e4m3(-449.0f), 0xFE);
     assert_int_equal(orc_to_e4m3(464.0f), 0x7E);
+    assert_int_equal(orc_to_e4m3(465.0f), 0x7E);
     assert_int_equal(orc_to_e4m3(-1e30f), 0xFE);
     assert_int_equal(orc_to_e4m3(INFINITY), 0x7E);
     assert_int_equal(orc_to_e4m3(NAN) & 0x7F, 0x7F);
