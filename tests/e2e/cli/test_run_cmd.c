@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "oracle/mkmodel.h"
 #include "prog.h"
 
 static const char *model, *needle;
@@ -335,6 +336,26 @@ static void a_conversation_is_put_into_the_models_form(void **state)
     json_decref(chat);
 }
 
+static void a_model_without_a_known_form_continues_texts_only(void **state)
+{
+    (void)state;
+    char dir[256];
+    char msg[256];
+    char from[4096];
+    char to[512];
+    if (mkmodel_temp("glm47", "bf16", 1, dir, sizeof dir, msg, sizeof msg) != 0) {
+        fail_msg("%s", msg);
+    }
+    assert_non_null(realpath(model, from));
+    strncat(from, "/tokenizer.json", sizeof from - strlen(from) - 1);
+    snprintf(to, sizeof to, "%s/tokenizer.json", dir);
+    assert_int_equal(symlink(from, to), 0);
+    prog_expect(RUN("run", "-m", dir, "--chat", "-p", "x"), 1, "leave --chat out");
+    json_decref(
+        answer((const char *const[]){"run", "-m", dir, "--json", "-", "-p", "!", "-n", "1", NULL}));
+    mkmodel_remove(dir);
+}
+
 static void a_place_of_the_prompt_is_found_in_the_selection(void **state)
 {
     (void)state;
@@ -602,6 +623,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_stop_text_inside_an_accepted_run_cuts_it),
         cmocka_unit_test(sampling_repeats_with_its_seed),
         cmocka_unit_test(a_conversation_is_put_into_the_models_form),
+        cmocka_unit_test(a_model_without_a_known_form_continues_texts_only),
         cmocka_unit_test(a_place_of_the_prompt_is_found_in_the_selection),
         cmocka_unit_test(a_json_file_that_cannot_be_made_is_told_first),
         cmocka_unit_test(settings_of_the_maths_change_the_logits),
