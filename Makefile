@@ -12,7 +12,7 @@ help:
 	@echo "make test      build and run all tests"
 	@echo "make asan      the fast tests under gcc's sanitizers of addresses and undefined behaviour;"
 	@echo "make ubsan     the second of them alone;  make tsan  under the one of threads"
-	@echo "make mpi       the tests of the MPI transport"
+	@echo "make mpi       the program for mpirun, and the tests of ranks as processes"
 	@echo "make cuda      build with the CUDA kernels (needs nvcc), and the tests of that build"
 	@echo "make fuzz      every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make valgrind  the unit tests under valgrind"
@@ -65,7 +65,7 @@ tsan: setup
 	ctest --preset $@ -L fast -LE heavy -j $(JOBS)
 
 mpi: setup-mpi
-	$(call build,mpi,--target mpi_targets)
+	$(call build,mpi,--target mpi_targets kvspan_program)
 	ctest --preset mpi -L mpi
 
 # What needs no GPU; tools/gpu.sh is for a machine with one.
