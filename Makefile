@@ -81,7 +81,8 @@ valgrind: setup-valgrind
 	$(call build,debug,--target valgrind_targets)
 	@tools/valgrind.sh build/debug
 
-install: release
+install: setup
+	$(call build,release,--target kvspan kvspan_archive kvspan_program)
 	cmake --install $(RELEASE) --prefix $(PREFIX)
 
 format: setup-format
