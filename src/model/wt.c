@@ -283,6 +283,10 @@ static kvs_status check_rest(wt_binder *b, int32_t n)
     if (first == NULL) {
         return KVS_OK;
     }
+    if (more == 0) {
+        return err_set(b->err, KVS_UNSUPPORTED,
+                       "tensor %.100s has no place in the model that config.json describes", first);
+    }
     return err_set(b->err, KVS_UNSUPPORTED,
                    "tensor %.100s and %" PRId64 " more have no place in the model that config.json "
                    "describes",

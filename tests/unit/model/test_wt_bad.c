@@ -227,7 +227,7 @@ static void tensors_that_nothing_computes_are_refused(void **state)
     for (size_t i = 0; i < UNIT_COUNT(extra); i++) {
         ckpt *c = varied();
         ckpt_add(c, extra[i], "BF16", 4, 4, 0);
-        refuse(c, KVS_UNSUPPORTED, extra[i], "0 more");
+        refuse(c, KVS_UNSUPPORTED, extra[i], "has no place");
         ckpt_add(c, "zzz", "BF16", 4, 4, 0);
         refuse(c, KVS_UNSUPPORTED, extra[i], "1 more");
         ckpt_free(c);
