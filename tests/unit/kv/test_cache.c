@@ -217,6 +217,8 @@ static void k_scale_is_kept_or_flagged(void **state)
     cache_attn_args(c, 1, &a);
     assert_true(a.k_scale == 3.0f);
     gather_args g = {0};
+    cache_gather_args(c, 1, &g);
+    assert_true(g.k_scale == 3.0f);
     cache_gather_args(c, 0, &g);
     assert_true(g.k_scale == 0.5f);
     cache_free(c);
