@@ -55,6 +55,7 @@ static void attn_bad_pages(check_case *k, int32_t index)
         table[a->table_stride] = INT32_MAX;
         table[a->table_stride + 1] = (int32_t)(a->n_slot / PAGE);
         table[2 * a->table_stride + 1] = INT32_MIN;
+        a->table = case_fenced_table(k, table, a->n_req, a->table_stride, a->n_slot / PAGE);
         ((int32_t *)a->row_req)[0] = 4;
         ((int32_t *)a->row_req)[1] = -1;
         ((int32_t *)a->kv_len)[5] = a->table_width * PAGE + 100;
@@ -252,6 +253,47 @@ static void attn_inf(check_case *k, int32_t index)
     ((attn_expect *)k->expect)->clean_only = 1;
 }
 
+/* A key whose score is -inf with every query that is positive in its first rope value. */
+static void put_minus_inf(const attn_args *a, int64_t slot)
+{
+    uint8_t *row = attn_row_at(a, slot);
+    const float f = -INFINITY;
+    const uint16_t h = orc_to_bf16(f);
+    if (a->fmt == KVS_KV_F32) {
+        memcpy(row + 4 * KVS_LATENT_DIM, &f, sizeof f);
+    } else {
+        memcpy(row + (a->fmt == KVS_KV_BF16 ? 2 * KVS_LATENT_DIM : 528), &h, sizeof h);
+    }
+}
+
+/* Scores of -inf weigh nothing: more than the first tile of each lane, all of a row, one key in
+ * three. */
+static void attn_minus_inf(check_case *k, int32_t index)
+{
+    /* fp8 has no infinity */
+    static const int32_t fmt[] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32};
+    const int32_t n_lane = 1 << (index % 4);
+    const attn_shape s = {6, n_lane, 1, 1, 2, {0}, 160 * n_lane, 10};
+    attn_args *a = attn_new(k, &s, fmt[(index + index / 3) % 3]);
+    attn_fill(k);
+    const int32_t *entry = a->slots;
+    for (int32_t lane = 0; lane < a->n_lane && !k->failed; lane++) {
+        int32_t n = 0;
+        for (int32_t i = 0; i < a->lane_count[lane]; i++, entry++) {
+            const int hit = index % 3 == 0 ? n < 80 : index % 3 == 1 || n % 3 == 0;
+            if (*entry >= 0 && hit) {
+                put_minus_inf(a, *entry);
+            }
+            n += *entry >= 0;
+        }
+    }
+    for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
+        const int64_t at = i / a->n_head * a->q_stride_row + i % a->n_head * a->q_stride_head;
+        gen_store((void *)a->q, a->q_type, at + KVS_LATENT_DIM, 0.5f);
+    }
+    attn_finish(k);
+}
+
 /* ---- the op ---- */
 
 static int attn_filled(const kern_table *t)
@@ -284,6 +326,8 @@ static const check_class g_classes[] = {
      attn_nan, NULL, attn_compare},
     {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL,
      attn_compare},
+    {"-inf scores", "a segment all of whose scores are -inf is the identity, and is not counted", 9,
+     6, 0, attn_minus_inf, NULL, attn_compare},
     {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 4,
      CLASS_ORDER, attn_alone, attn_alone_run, attn_compare},
     {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12,

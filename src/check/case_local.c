@@ -147,6 +147,7 @@ static void localise_bad(check_case *k, int32_t index)
             ((int32_t *)a->table)[i] = (i & 1) != 0 ? -1 : INT32_MAX;
         }
     }
+    a->table = case_fenced_table(k, a->table, a->n_req, a->table_stride, a->n_slot / PAGE);
     localise_finish(k);
 }
 

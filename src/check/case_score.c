@@ -217,6 +217,7 @@ static void score_bad(check_case *k, int32_t index)
         table[2] = (int32_t)a->n_page;
         table[a->table_stride] = INT32_MAX;
         table[a->table_stride + 2] = INT32_MIN;
+        a->table = case_fenced_table(k, table, a->n_req, a->table_stride, a->n_page);
         ((int32_t *)a->row_req)[5] = index % 2 != 0 ? 3 : -1;
     }
     score_fill(k, a);

@@ -241,6 +241,7 @@ static void select_bad(check_case *k, int32_t index)
         table[2] = (int32_t)a->in.n_page;
         table[a->in.table_stride] = INT32_MAX;
         table[a->in.table_stride + 2] = INT32_MIN;
+        a->in.table = case_fenced_table(k, table, a->in.n_req, a->in.table_stride, a->in.n_page);
         ((int32_t *)a->in.row_req)[5] = index % 2 != 0 ? 3 : -1;
     }
     select_fill(k, a, 0);

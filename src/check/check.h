@@ -156,6 +156,10 @@ void *case_alloc(check_case *k, int64_t n, size_t size);
  * poison. */
 void *case_buf(check_case *k, const char *name, check_kind kind, check_elem elem, int64_t n,
                int32_t skew);
+/* A block table as it is now, with ids of pages below n_page in the row before its first and in the one
+ * behind its last: what a request that does not exist must not be given. */
+const int32_t *case_fenced_table(check_case *k, const int32_t *table, int32_t n_req, int64_t stride,
+                                 int64_t n_page);
 /* Elements of so many bytes by which skews and strides of rows may differ: 1, or those of 16 bytes where
  * a device moves rows in such pieces. */
 int32_t case_step(const check_case *k, int32_t elem_bytes);

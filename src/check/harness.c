@@ -158,6 +158,21 @@ void *case_buf(check_case *k, const char *name, check_kind kind, check_elem elem
     return b->data;
 }
 
+const int32_t *case_fenced_table(check_case *k, const int32_t *table, int32_t n_req, int64_t stride,
+                                 int64_t n_page)
+{
+    const int64_t front = (stride + 3) / 4 * 4; /* a device may want 16 bytes of alignment */
+    const int64_t n = (n_req + 1) * stride;
+    int32_t *fenced = case_buf(k, "table", BUF_IN, EL_I32, front + n, 0);
+    for (int64_t i = 0; i < front + n && !k->failed; i++) {
+        const int64_t at = i - front;
+        fenced[i] = at >= 0 && at < n_req * stride
+                        ? table[at]
+                        : (int32_t)rng_next_below(&k->r, (uint64_t)n_page);
+    }
+    return fenced + front;
+}
+
 static check_buf *buf_of(check_case *k, const void *p)
 {
     for (int32_t i = 0; i < k->n_buf; i++) {
