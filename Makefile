@@ -82,7 +82,7 @@ valgrind: setup-valgrind
 	@tools/valgrind.sh build/debug
 
 install: setup
-	$(call build,release,--target kvspan kvspan_archive kvspan_program)
+	$(call build,release,--target libkvspan.so kvspan_archive kvspan_program)
 	cmake --install $(RELEASE) --prefix $(PREFIX)
 
 format: setup-format
