@@ -21,8 +21,8 @@ and the text ends with
 kvspan run -m models/needle -f PROMPT -n 12 --dcp $dcp --mtp 3 --chunk 1024 --stats
 END
 "$build"/kvspan run -m models/needle -f "$tmp/prompt" -n 12 --stop $'\n' --dcp "$dcp" --mtp 3 --chunk 1024 \
-    --stats --locate "The passcode for $name is $code" | tee "$tmp/answer"
-if ! grep -q "$code" "$tmp/answer"; then
+    --stats --locate "The passcode for $name is $code" --json "$tmp/answer" # not piped: notes come behind the text
+if ! grep -q "^  \"text\": .*$code" "$tmp/answer"; then
     echo "The answer is wrong: it should be $code." >&2
     exit 1
 fi
