@@ -1,8 +1,9 @@
 /* x86/index_score.c - indexer scores: rows into panels, pages into chunks of keys, tasks over threads.
  *
- * A task is up to ROWS rows of one request times a range of columns. It packs the rows once, then
- * unpacks each chunk of keys once and runs all its rows over it, so that prefill and decode share one
- * scorer and a key's conversion is paid once per task. Columns at and past a row's bound are filled and
+ * A task is some rows of one request times a range of columns. It packs the rows once, then unpacks each
+ * chunk of keys once and runs all its rows over it, so that prefill and decode share one scorer and a key's
+ * conversion is paid once per task. Rows of few heads share panels of ROWS rows, and a task takes several
+ * panels where that leaves tasks enough for all workers. Columns at and past a row's bound are filled and
  * cost no products.
  */
 #include "kern/x86/index_score.h"
@@ -16,8 +17,11 @@
 #include "shard/shard.h"
 
 enum {
-    ROWS = 8,
-    RANGE = 16 * SCORE_CHUNK, /* columns of a task */
+    ROWS = SCORE_ROWS,
+    MAX_PANEL = 8,                 /* shared by the rows of a task */
+    RANGE = 16 * SCORE_CHUNK,      /* columns of a task, at most   */
+    LEAST_RANGE = 4 * SCORE_CHUNK, /* for the sake of more tasks   */
+    TASKS = 2,                     /* of a worker, at least        */
     DIM = KVS_INDEX_DIM,
     SUMS = SCORE_CHUNK * 16 /* 16 lanes at most; as many as SCORE_PART * ROWS * 8 */
 };
@@ -33,8 +37,9 @@ typedef struct score_job {
     const score_isa *isa;
     const index_score_args *a;
     int32_t block, n_cell;
-    int32_t row_lanes; /* 4 or 8: the rows of a task share one panel; 0: each has its own */
-    int64_t n_range;
+    int32_t row_lanes;      /* 4 or 8: rows share panels; 0: each has its own */
+    int64_t n_range, range; /* ranges of so many columns */
+    int64_t n_block;        /* of rows                   */
     size_t panel_cells;
     score_count *count; /* [n_worker]   */
     int32_t *begin;     /* [n_row + 1] first row of each block of rows */
@@ -43,11 +48,11 @@ typedef struct score_job {
 
 /* A worker's memory. */
 typedef struct score_work {
-    float *panel; /* [ROWS][panel_cells]                  */
-    float *w;     /* [ROWS][SCORE_MAX_HEAD]               */
-    float *q;     /* [block-rounded heads][n_cell] one row before it is transposed */
+    float *panel; /* [n_panel][panel_cells]               */
+    float *w;     /* [n_panel][SCORE_MAX_HEAD]            */
+    float *q;     /* [block-rounded heads][n_cell] one panel before it is transposed */
     float *key;   /* [SCORE_CHUNK][n_cell]                */
-    float *sum;   /* [SCORE_CHUNK][lanes], or [SCORE_PART][lanes of a shared panel] */
+    float *sum;   /* [SCORE_CHUNK][lanes], or products of a shared panel */
     float *scale; /* [SCORE_CHUNK]                        */
 } score_work;
 
@@ -69,7 +74,7 @@ static int32_t row_lanes_of(int32_t n_head)
     return n_head <= 4 ? 4 : n_head <= 8 ? 8 : 0;
 }
 
-/* Cells of the query of one row, or of all rows of a task where they share a panel. */
+/* Cells of a panel: the query of one row, or of ROWS rows that share it. */
 static size_t panel_cells_of(const score_isa *isa, const index_score_args *a)
 {
     const int32_t lanes = row_lanes_of(a->n_head);
@@ -77,16 +82,19 @@ static size_t panel_cells_of(const score_isa *isa, const index_score_args *a)
            (size_t)cells_of(isa, a);
 }
 
+/* The most panels that a task may have. */
 static int32_t n_panel(const index_score_args *a)
 {
-    return row_lanes_of(a->n_head) != 0 ? 1 : ROWS;
+    const int32_t n = (a->n_row + ROWS - 1) / ROWS;
+    return row_lanes_of(a->n_head) == 0 ? ROWS : n < MAX_PANEL ? n : MAX_PANEL;
 }
 
 static size_t worker_floats(const score_isa *isa, const index_score_args *a)
 {
     const size_t n_cell = (size_t)cells_of(isa, a);
-    return (size_t)(n_panel(a) + 1) * panel_cells_of(isa, a) + (size_t)ROWS * SCORE_MAX_HEAD +
-           SCORE_CHUNK * (n_cell + 1) + SUMS;
+    const size_t n = (size_t)n_panel(a);
+    return (n + 1) * panel_cells_of(isa, a) + n * SCORE_MAX_HEAD + SCORE_CHUNK * (n_cell + 1) +
+           SUMS;
 }
 
 static size_t worker_bytes(const score_isa *isa, const index_score_args *a)
@@ -119,7 +127,7 @@ static score_work work_of(const score_job *j, int i_worker)
     w.key = w.q + j->panel_cells;
     w.sum = w.key + SCORE_CHUNK * n_cell;
     w.w = w.sum + SUMS;
-    w.scale = w.w + (size_t)ROWS * SCORE_MAX_HEAD;
+    w.scale = w.w + (size_t)n_panel(j->a) * SCORE_MAX_HEAD;
     return w;
 }
 
@@ -164,25 +172,28 @@ static void pack_row(const score_job *j, const score_work *w, int64_t row, int64
     pack_weights(j, row, w->w + i * SCORE_MAX_HEAD, SCORE_MAX_HEAD);
 }
 
-/* Rows [first, first + n_row) side by side in one panel. */
-static score_panel pack_rows(const score_job *j, const score_work *w, int64_t first, int64_t n_row)
+/* Rows [first, first + n_row) side by side in panel i. */
+static score_panel pack_rows(const score_job *j, const score_work *w, int64_t first, int64_t n_row,
+                             int64_t i_panel)
 {
     const int32_t used = (int32_t)n_row * j->row_lanes;
     const int32_t block = j->isa->block(used);
-    const score_panel p = {.cell = w->panel,
-                           .w = w->w,
+    float *cell = w->panel + (size_t)i_panel * j->panel_cells;
+    float *weight = w->w + i_panel * SCORE_MAX_HEAD;
+    const score_panel p = {.cell = cell,
+                           .w = weight,
                            .n_head = j->a->n_head,
                            .n_cell = j->n_cell,
                            .block = block,
                            .row_lanes = j->row_lanes,
                            .lanes = (used + block - 1) / block * block};
     memset(w->q, 0, (size_t)p.lanes * (size_t)j->n_cell * sizeof(float));
-    memset(w->w, 0, (size_t)p.lanes * sizeof(float));
+    memset(weight, 0, (size_t)p.lanes * sizeof(float));
     for (int64_t i = 0; i < n_row; i++) {
         unpack_query(j, first + i, w->q + i * j->row_lanes * j->n_cell);
-        pack_weights(j, first + i, w->w + i * j->row_lanes, j->row_lanes);
+        pack_weights(j, first + i, weight + i * j->row_lanes, j->row_lanes);
     }
-    transpose_query(j, w->q, p.lanes, block, w->panel);
+    transpose_query(j, w->q, p.lanes, block, cell);
     return p;
 }
 
@@ -267,22 +278,21 @@ static int64_t own_columns(const index_score_args *a, const score_rows *t, int64
     return row_end(a, t->first + i, c, c + n) - c;
 }
 
-/* Keys [c, c + n), unpacked, for rows that share panel p: part by part, so that the sums of all rows stay in
- * the first cache. */
-static void score_shared(const score_job *j, const score_work *w, const score_panel *p,
+/* Keys [c, c + n), unpacked, for rows that share panels. */
+static void score_shared(const score_job *j, const score_work *w, score_panel *panel,
                          const score_rows *t, int64_t c, int64_t n)
 {
-    for (int64_t at = 0; at < n; at += SCORE_PART) {
-        const int64_t m = n - at < SCORE_PART ? n - at : SCORE_PART;
-        j->isa->sums(p, w->key + at * j->n_cell, j->a->fmt, (int32_t)m, w->sum);
-        for (int64_t i = 0; i < t->n_row; i++) {
-            const int64_t n_own = own_columns(j->a, t, i, c + at, m);
-            if (n_own > 0) {
-                j->isa->finish_row(p, w->sum + i * p->row_lanes, w->scale + at, (int32_t)n_own,
-                                   scores_of(j->a, t, i) + c + at);
-            }
-        }
+    const int64_t n_panel_used = shard_cdiv(t->n_row, ROWS);
+    for (int64_t i = 0; i < n_panel_used; i++) {
+        panel[i].n_key = 0;
     }
+    for (int64_t i = 0; i < t->n_row; i++) {
+        score_panel *p = &panel[i / ROWS];
+        const int32_t n_own = (int32_t)own_columns(j->a, t, i, c, n);
+        p->row[i % ROWS] = (score_dest){.to = scores_of(j->a, t, i) + c, .n = n_own};
+        p->n_key = n_own > p->n_key ? n_own : p->n_key;
+    }
+    j->isa->rows(panel, (int32_t)n_panel_used, w->key, j->a->fmt, w->scale, w->sum);
 }
 
 /* The columns past its bound, for every row; the rows' queries into panels; returns the last column that a
@@ -304,6 +314,39 @@ static int64_t begin_rows(const score_job *j, const score_work *w, const score_r
     return limit;
 }
 
+/* The panels that the rows of a task share. */
+static void pack_panels(const score_job *j, const score_work *w, const score_rows *t,
+                        score_panel *panel)
+{
+    for (int64_t i = 0; i < t->n_row; i += ROWS) {
+        const int64_t n = t->n_row - i < ROWS ? t->n_row - i : ROWS;
+        panel[i / ROWS] = pack_rows(j, w, t->first + i, n, i / ROWS);
+    }
+}
+
+/* Keys [c, c + n) for all rows. */
+static void score_columns(const score_job *j, const score_work *w, score_panel *panel,
+                          const score_rows *t, int64_t c, int64_t n, score_count *count)
+{
+    const index_score_args *a = j->a;
+    const int32_t req = a->row_req[t->first];
+    const int32_t *table = req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
+    const uint32_t bad = unpack_chunk(j, w, table, c, n);
+    if (j->row_lanes != 0) {
+        score_shared(j, w, panel, t, c, n);
+    }
+    for (int64_t i = 0; i < t->n_row; i++) {
+        const int64_t n_own = own_columns(a, t, i, c, n);
+        if (n_own > 0) {
+            float *out = scores_of(a, t, i) + c;
+            if (j->row_lanes == 0) {
+                score_chunk(j, w, i, n_own, out);
+            }
+            settle_chunk(n_own, bad, out, count);
+        }
+    }
+}
+
 static void score_task(void *ctx, int64_t i_task, int i_worker)
 {
     const score_job *j = ctx;
@@ -311,46 +354,62 @@ static void score_task(void *ctx, int64_t i_task, int i_worker)
     score_rows t;
     t.first = j->begin[i_task / j->n_range];
     t.n_row = j->begin[i_task / j->n_range + 1] - t.first;
-    t.begin = a->col_begin + i_task % j->n_range * RANGE;
-    t.end = t.begin + RANGE < a->col_end ? t.begin + RANGE : a->col_end;
+    t.begin = a->col_begin + i_task % j->n_range * j->range;
+    t.end = t.begin + j->range < a->col_end ? t.begin + j->range : a->col_end;
     const score_work w = work_of(j, i_worker);
     const int64_t limit = begin_rows(j, &w, &t);
-    score_panel shared = {0};
-    if (j->row_lanes != 0 && limit > t.begin) {
-        shared = pack_rows(j, &w, t.first, t.n_row);
+    if (limit == t.begin) {
+        return;
     }
-    const int32_t req = a->row_req[t.first];
-    const int32_t *table = req >= 0 && req < a->n_req ? a->table + req * a->table_stride : NULL;
+    score_panel panel[MAX_PANEL];
+    if (j->row_lanes != 0) {
+        pack_panels(j, &w, &t, panel);
+    }
+    if (j->isa->begin != NULL) {
+        j->isa->begin(a->fmt);
+    }
     for (int64_t c = t.begin; c < limit; c += SCORE_CHUNK) {
         const int64_t n = limit - c < SCORE_CHUNK ? limit - c : SCORE_CHUNK;
-        const uint32_t bad = unpack_chunk(j, &w, table, c, n);
-        if (j->row_lanes != 0) {
-            score_shared(j, &w, &shared, &t, c, n);
-        }
-        for (int64_t i = 0; i < t.n_row; i++) {
-            const int64_t n_own = own_columns(a, &t, i, c, n);
-            if (n_own > 0) {
-                float *out = scores_of(a, &t, i) + c;
-                if (j->row_lanes == 0) {
-                    score_chunk(j, &w, i, n_own, out);
-                }
-                settle_chunk(n_own, bad, out, &j->count[i_worker]);
-            }
-        }
+        score_columns(j, &w, panel, &t, c, n, &j->count[i_worker]);
+    }
+    if (j->isa->end != NULL) {
+        j->isa->end(a->fmt);
     }
 }
 
-/* Cuts the rows into runs of one request, at most ROWS each; returns how many. */
-static int64_t block_rows(const index_score_args *a, int32_t *begin)
+/* Cuts the rows into runs of one request, at most `most` each; returns how many. */
+static int64_t block_rows(const index_score_args *a, int64_t most, int32_t *begin)
 {
     int64_t n = 0;
     for (int32_t row = 0; row < a->n_row; row++) {
-        if (row == 0 || a->row_req[row] != a->row_req[row - 1] || row - begin[n - 1] == ROWS) {
+        if (row == 0 || a->row_req[row] != a->row_req[row - 1] || row - begin[n - 1] == most) {
             begin[n++] = row;
         }
     }
     begin[n] = a->n_row;
     return n;
+}
+
+/* Tasks as large as leaves enough of them: first the ranges become shorter, since rows are packed faster than keys
+ * are unpacked, then rows have fewer panels. */
+static void cut_tasks(score_job *j, int64_t n_worker)
+{
+    const int64_t n_col = (int64_t)j->a->col_end - j->a->col_begin;
+    const int64_t want = n_worker > 1 ? TASKS * n_worker : 1;
+    int64_t most = j->row_lanes != 0 ? MAX_PANEL * ROWS : ROWS;
+    j->range = RANGE;
+    j->n_block = block_rows(j->a, most, j->begin);
+    while (j->range > LEAST_RANGE && j->n_block * shard_cdiv(n_col, j->range) < want) {
+        j->range /= 2;
+    }
+    j->n_range = shard_cdiv(n_col, j->range);
+    while (most > ROWS && j->n_block * j->n_range < want) {
+        most /= 2;
+        j->n_block = block_rows(j->a, most, j->begin);
+    }
+    /* whole pages, about equally many */
+    j->range = shard_cdiv(shard_cdiv(n_col, j->n_range), KVS_PAGE_TOKENS) * KVS_PAGE_TOKENS;
+    j->n_range = shard_cdiv(n_col, j->range);
 }
 
 void index_score_run(const score_isa *isa, const index_score_args *a, dev_queue *q)
@@ -365,7 +424,6 @@ void index_score_run(const score_isa *isa, const index_score_args *a, dev_queue 
                    .block = isa->block(a->n_head),
                    .n_cell = cells_of(isa, a),
                    .row_lanes = row_lanes_of(a->n_head)};
-    j.n_range = shard_cdiv(n_col, RANGE);
     j.panel_cells = panel_cells_of(isa, a);
     j.count = a->scratch;
     j.work = (uint8_t *)a->scratch + n_worker * sizeof *j.count;
@@ -377,8 +435,8 @@ void index_score_run(const score_isa *isa, const index_score_args *a, dev_queue 
             w.scale[c] = 1.0f;
         }
     }
-    const int64_t n_block = block_rows(a, j.begin);
-    pool_run(q != NULL ? q->pool : NULL, score_task, &j, n_block * j.n_range);
+    cut_tasks(&j, (int64_t)n_worker);
+    pool_run(q != NULL ? q->pool : NULL, score_task, &j, j.n_block * j.n_range);
     for (size_t i = 0; i < n_worker; i++) {
         if (a->n_bad_id != NULL) {
             *a->n_bad_id += j.count[i].n_bad;

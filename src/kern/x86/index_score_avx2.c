@@ -25,48 +25,30 @@ static void score_unpack(const uint8_t *code, int64_t n, float *cell)
 static void score_sums(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum)
 {
     (void)fmt;
-    if (p->lanes == L) {
-        for (int32_t k = 0; k < n; k += NK_ONE) {
-            score_group_rows(p, 0, key + (int64_t)k * KVS_INDEX_DIM, 1, NK_ONE, 0, sum + k * L);
-        }
-        return;
-    }
-    for (int32_t h = 0; h < p->lanes; h += NZ * L) {
-        for (int32_t k = 0; k < n; k += NK) {
-            score_group_rows(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, sum + k * p->lanes);
-        }
-    }
-    for (int32_t h = p->lanes; p->row_lanes == 0 && h < p->n_head; h += NZ * L) {
+    for (int32_t h = 0; h < p->n_head; h += NZ * L) {
         for (int32_t k = 0; k < n; k += NK) {
             score_group(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, sum + k * L);
         }
     }
 }
 
-static const score_isa g_isa = {
-    .lanes = L,
-    .fp8_cells = KVS_INDEX_DIM,
-    .w_factor = 0x1p16f,
-    .block = score_block,
-    .unpack = score_unpack,
-    .transpose = score_transpose,
-    .sums = score_sums,
-    .finish = score_finish,
-    .finish_row = score_finish_row,
-};
-
-static void index_score_avx2(const index_score_args *a, dev_queue *q)
+static void score_raw(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *raw)
 {
-    index_score_run(&g_isa, a, q);
+    (void)fmt;
+    if (p->lanes == L) {
+        for (int32_t k = 0; k < n; k += NK_ONE) {
+            raw_group(p, 0, key + (int64_t)k * KVS_INDEX_DIM, 1, NK_ONE, 0, raw + k * L);
+        }
+        return;
+    }
+    for (int32_t h = 0; h < p->lanes; h += NZ * L) {
+        for (int32_t k = 0; k < n; k += NK) {
+            raw_group(p, h, key + (int64_t)k * KVS_INDEX_DIM, NZ, NK, 0, raw + k * p->lanes);
+        }
+    }
 }
 
-static size_t index_score_scratch_avx2(const index_score_args *a, const dev_queue *q)
-{
-    return index_score_scratch_run(&g_isa, a, q);
-}
+static const score_isa g_isa = {SCORE_ISA_COMMON, .fp8_cells = KVS_INDEX_DIM, .w_factor = 0x1p16f,
+                                .sums = score_sums, .rows = score_rows};
 
-void index_score_apply_avx2(kern_table *t)
-{
-    t->index_score = index_score_avx2;
-    t->index_score_scratch = index_score_scratch_avx2;
-}
+SCORE_VARIANT(index_score_apply_avx2, g_isa)

@@ -10,6 +10,7 @@
 #include "kern/x86/index_score.h"
 #include "kern/x86/index_x86.h"
 #include "kern/x86/simd_more.h"
+#include "kern/x86/simd_quads.h"
 
 enum { L = SIMD_LANES };
 
@@ -92,25 +93,116 @@ SIMD_FN void score_group(const score_panel *p, int32_t first_head, const float *
     }
 }
 
-/* A block of several rows: sum[nk][p->lanes] receives every lane by itself. */
-SIMD_FN void score_group_rows(const score_panel *p, int32_t first_lane, const float *key,
-                              const int nz, const int nk, const int pairs, float *sum)
+/* A block of several rows: raw[nk][p->lanes] receives the products of every lane. */
+SIMD_FN void raw_group(const score_panel *p, int32_t first_lane, const float *key, const int nz,
+                       const int nk, const int pairs, float *raw)
 {
     vf acc[24];
     group_products(p, first_lane, key, nz, nk, pairs, acc);
-    uint32_t bits =
-        0; /* lanes without a head: the same in every vector, since a row's lanes divide L */
-    for (uint32_t l = 0; l < L; l++) {
-        bits |= (uint32_t)((int32_t)l % p->row_lanes >= p->n_head) << l;
-    }
-    const vm none = vm_from_bits(bits);
     SIMD_UNROLL
     for (int k = 0; k < nk; k++) {
         SIMD_UNROLL
         for (int z = 0; z < nz; z++) {
-            const vf relu = vf_zero_where(none, vf_max(vf_zero(), acc[k * nz + z]));
-            vf_storeu(sum + k * p->lanes + first_lane + z * L,
-                      vf_mul(relu, vf_loadu(p->w + first_lane + z * L)));
+            vf_storeu(raw + k * p->lanes + first_lane + z * L, acc[k * nz + z]);
+        }
+    }
+}
+
+/* What turns the products of one vector of lanes into terms of a sum. */
+typedef struct lane_weight {
+    vf w;
+    vm none; /* lanes without a head; with `masked` alone */
+} lane_weight;
+
+SIMD_FN vf weigh(const float *raw, const lane_weight *w, const int masked)
+{
+    /* the second operand of max is the result where one is NaN: NaN stays */
+    vf x = vf_max(vf_zero(), vf_loadu(raw));
+    if (masked) {
+        x = vf_zero_where(w->none, x);
+    }
+    return vf_mul(x, w->w);
+}
+
+/* The lanes without a head, the same in every vector, since a row's lanes divide L. */
+SIMD_FN vm lanes_without_head(const score_panel *p)
+{
+    uint32_t bits = 0;
+    for (uint32_t l = 0; l < L; l++) {
+        bits |= (uint32_t)((int32_t)l % p->row_lanes >= p->n_head) << l;
+    }
+    return vm_from_bits(bits);
+}
+
+/* Scores of keys [k, k + L) for the QUADS rows from `lane` on; their products are raw[key - k][stride], which
+ * begin at `lane`, in one vector or, with 8 lanes a row, two. A row's lanes are added as (0 + 2) + (1 + 3),
+ * or, of 8, ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). row_lanes and masked (whether lanes without a head
+ * may hold anything but 0) are constants of the caller. */
+SIMD_FN void finish_quads(const score_panel *p, int32_t lane, const float *raw, int32_t stride,
+                          const float *scale, int32_t k, vm none, const int row_lanes,
+                          const int masked)
+{
+    /* where the second vector is not there, the first takes its place: its rows have no scores */
+    const int32_t next = lane + L < p->lanes ? L : 0;
+    const lane_weight w[2] = {{vf_loadu(p->w + lane), none}, {vf_loadu(p->w + lane + next), none}};
+    vf row[QUADS];
+    SIMD_UNROLL
+    for (int j = 0; j < QUADS; j++) {
+        vf t[4];
+        SIMD_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float *at = raw + (j * 4 + i) * stride;
+            t[i] = weigh(at, &w[0], masked);
+            if (row_lanes == 8) {
+                const vf b = weigh(at + next, &w[1], masked);
+                t[i] = vf_add(vf_even_quads(t[i], b), vf_odd_quads(t[i], b));
+            }
+        }
+        row[j] = vf_add_quads(t);
+    }
+    transpose_quads(row);
+    const vf scales = vf_loadu(scale + k);
+    const score_dest *dest = p->row + lane / row_lanes;
+    SIMD_UNROLL
+    for (int r = 0; r < QUADS; r++) {
+        const vf s = vf_mul(row[r], scales);
+        const int32_t left = dest[r].n - k;
+        if (left >= L) {
+            vf_storeu(dest[r].to + k, s);
+        } else if (left > 0) {
+            vf_storeu_where(dest[r].to + k, vm_range(0, 0, left), s);
+        }
+    }
+}
+
+SIMD_FN void finish_part(const score_panel *p, const float *raw, const float *scale, int32_t at,
+                         int32_t n, const int row_lanes)
+{
+    const vm none = lanes_without_head(p);
+    for (int32_t lane = 0; lane < p->lanes; lane += QUADS * row_lanes) {
+        for (int32_t k = 0; k < n; k += L) {
+            finish_quads(p, lane, raw + k * p->lanes + lane, p->lanes, scale, at + k, none,
+                         row_lanes, 1);
+        }
+    }
+}
+
+/* Products of n keys with all lanes of a panel, as raw_group writes them; by each variant. */
+static void score_raw(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *raw);
+
+/* Part by part, so that the products of a panel stay in the first cache. */
+static void score_rows(const score_panel *p, int32_t n_panel, const float *key, int32_t fmt,
+                       const float *scale, float *raw)
+{
+    for (int32_t i = 0; i < n_panel; i++, p++) {
+        for (int32_t at = 0; at < p->n_key; at += SCORE_PART) {
+            const int32_t n = p->n_key - at < SCORE_PART ? p->n_key - at : SCORE_PART;
+            score_raw(p, key + (int64_t)at * p->n_cell, fmt, n, raw);
+            if (p->row_lanes == 4) {
+                finish_part(p, raw, scale, at, n, 4);
+            } else {
+                finish_part(p, raw, scale, at, n, 8);
+            }
         }
     }
 }
@@ -124,64 +216,53 @@ SIMD_FN __m256 add_eight(__m256 t[8])
     return _mm256_add_ps(even, odd);
 }
 
-/* The lanes of eight keys, `stride` apart, added: l and l + 8 first where there are `lanes` 16. */
-SIMD_FN __m256 add_lanes(const float *sum, int32_t stride, const int lanes)
+/* The lanes of eight keys added: l and l + 8 first where there are 16. */
+SIMD_FN __m256 add_lanes(const float *sum)
 {
     __m256 t[8];
     SIMD_UNROLL
     for (int i = 0; i < 8; i++) {
-        t[i] = _mm256_loadu_ps(sum + i * stride);
-        if (lanes == 16) {
-            t[i] = _mm256_add_ps(t[i], _mm256_loadu_ps(sum + i * stride + 8));
+        t[i] = _mm256_loadu_ps(sum + i * L);
+        if (L == 16) {
+            t[i] = _mm256_add_ps(t[i], _mm256_loadu_ps(sum + i * L + 8));
         }
     }
     return add_eight(t);
 }
 
-/* The four lanes of eight keys added: (0 + 2) + (1 + 3). */
-static __m256 add_four(const float *sum, int32_t stride)
-{
-    __m256 t[4];
-    SIMD_UNROLL
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(sum + i * stride)),
-                                    _mm_loadu_ps(sum + (i + 4) * stride), 1);
-    }
-    const __m256 a = _mm256_unpacklo_ps(t[0], t[1]), b = _mm256_unpackhi_ps(t[0], t[1]);
-    const __m256 c = _mm256_unpacklo_ps(t[2], t[3]), d = _mm256_unpackhi_ps(t[2], t[3]);
-    const __m256 l0 = _mm256_shuffle_ps(a, c, 0x44), l1 = _mm256_shuffle_ps(a, c, 0xee);
-    const __m256 l2 = _mm256_shuffle_ps(b, d, 0x44), l3 = _mm256_shuffle_ps(b, d, 0xee);
-    return _mm256_add_ps(_mm256_add_ps(l0, l2), _mm256_add_ps(l1, l3));
-}
-
-static void store_scores(float *out, int32_t n, __m256 s)
-{
-    if (n >= 8) {
-        _mm256_storeu_ps(out, s);
-        return;
-    }
-    float last[8];
-    _mm256_storeu_ps(last, s);
-    memcpy(out, last, (size_t)n * sizeof *out);
-}
-
-static void score_finish_row(const score_panel *p, const float *sum, const float *scale, int32_t n,
-                             float *out)
-{
-    for (int32_t k = 0; k < n; k += 8) {
-        const float *from = sum + (int64_t)k * p->lanes;
-        const __m256 s =
-            p->row_lanes == 4 ? add_four(from, p->lanes) : add_lanes(from, p->lanes, 8);
-        store_scores(out + k, n - k, _mm256_mul_ps(s, _mm256_loadu_ps(scale + k)));
-    }
-}
-
 static void score_finish(const float *sum, const float *scale, int32_t n, float *out)
 {
     for (int32_t k = 0; k < n; k += 8) {
-        store_scores(out + k, n - k,
-                     _mm256_mul_ps(add_lanes(sum + k * L, L, L), _mm256_loadu_ps(scale + k)));
+        const __m256 s = _mm256_mul_ps(add_lanes(sum + k * L), _mm256_loadu_ps(scale + k));
+        if (n - k >= 8) {
+            _mm256_storeu_ps(out + k, s);
+        } else {
+            float last[8];
+            _mm256_storeu_ps(last, s);
+            memcpy(out + k, last, (size_t)(n - k) * sizeof *out);
+        }
     }
 }
+
+/* What the tables of all variants have alike. */
+#define SCORE_ISA_COMMON                                                                           \
+    .lanes = L, .block = score_block, .unpack = score_unpack, .transpose = score_transpose,        \
+    .finish = score_finish
+
+/* The entries of the op for a table `isa`, and the function that puts them into a kern_table. */
+#define SCORE_VARIANT(apply, isa)                                                                  \
+    static void index_score_simd(const index_score_args *a, dev_queue *q)                          \
+    {                                                                                              \
+        index_score_run(&(isa), a, q);                                                             \
+    }                                                                                              \
+    static size_t index_score_scratch_simd(const index_score_args *a, const dev_queue *q)          \
+    {                                                                                              \
+        return index_score_scratch_run(&(isa), a, q);                                              \
+    }                                                                                              \
+    void apply(kern_table *t)                                                                      \
+    {                                                                                              \
+        t->index_score = index_score_simd;                                                         \
+        t->index_score_scratch = index_score_scratch_simd;                                         \
+    }
 
 #endif

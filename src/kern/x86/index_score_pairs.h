@@ -30,30 +30,47 @@ static int has_nan(const uint8_t *code)
     return _mm256_movemask_epi8(any) != 0;
 }
 
+static void unpack_scalar(const uint8_t *code, uint16_t *out)
+{
+    for (int i = 0; i < KVS_INDEX_DIM; i++) {
+        out[i] = bf16_from_f32(e4m3_to_f32(code[i])).bits;
+    }
+}
+
+/* The magnitudes of a row's codes as bf16, a NaN as 1.875 * 2^8, with their signs. Returns the larger of
+ * `most` and the codes in each word: sign off, times 16. */
+SIMD_FN vw unpack_row(const uint8_t *code, uint16_t *out, vw table, vw most)
+{
+    SIMD_UNROLL
+    for (int i = 0; i < KVS_INDEX_DIM; i += 32) {
+        const vw x = vw_loadu_i8(code + i);
+        const vw mag = vi_and(vw_sll4(x), vw_set1(0x07F0));
+        const vw normal = vw_add(mag, vw_set1(120 << 7));
+        const vw value = vw_lookup8_where_clear(x, vw_set1(0x78), table, normal);
+        vi_storeu(out + i, vw_merge_bits(vw_set1((int16_t)0x8000), x, value));
+        most = vi_max16(most, mag);
+    }
+    return most;
+}
+
+/* bf16 of 0 .. 7 times 2^-9, repeated in every 128 bits. */
+#define SUBNORMAL 0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60
+static const uint16_t g_subnormal[32] = {SUBNORMAL, SUBNORMAL, SUBNORMAL, SUBNORMAL};
+
 static void score_unpack(const uint8_t *code, int64_t n, float *cell)
 {
-    /* bf16 of 0 .. 7 times 2^-9, repeated in every 128 bits */
-    static const uint16_t subnormal[8] = {0x0000, 0x3B00, 0x3B80, 0x3BC0,
-                                          0x3C00, 0x3C20, 0x3C40, 0x3C60};
-    uint16_t repeated[32];
-    for (int i = 0; i < 32; i++) {
-        repeated[i] = subnormal[i % 8];
+    const vw table = vi_loadu(g_subnormal);
+    uint16_t *out = (uint16_t *)(void *)cell;
+    vw most = vw_set1(0);
+    for (int64_t k = 0; k < n; k++) {
+        most = unpack_row(code + k * KVS_INDEX_DIM, out + k * KVS_INDEX_DIM, table, most);
     }
-    const vw table = vi_loadu(repeated);
-    for (int64_t k = 0; k < n; k++, code += KVS_INDEX_DIM) {
-        uint16_t *out = (uint16_t *)(void *)(cell + k * (KVS_INDEX_DIM / 2));
-        if (has_nan(code)) {
-            for (int i = 0; i < KVS_INDEX_DIM; i++) {
-                out[i] = bf16_from_f32(e4m3_to_f32(code[i])).bits;
-            }
-            continue;
-        }
-        SIMD_UNROLL
-        for (int i = 0; i < KVS_INDEX_DIM; i += 32) {
-            const vw x = vw_loadu_i8(code + i);
-            const vw normal = vw_add(vi_and(vw_sll4(x), vw_set1(0x07F0)), vw_set1(120 << 7));
-            const vw mag = vw_lookup8_where_clear(x, vw_set1(0x78), table, normal);
-            vi_storeu(out + i, vw_merge_bits(vw_set1((int16_t)0x8000), x, mag));
+    if (!vi_any_lt16(vw_set1(0x07E0), most)) {
+        return;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        if (has_nan(code + k * KVS_INDEX_DIM)) {
+            unpack_scalar(code + k * KVS_INDEX_DIM, out + k * KVS_INDEX_DIM);
         }
     }
 }
@@ -64,7 +81,7 @@ SIMD_FN void sums_of(const score_panel *p, const float *key, int32_t n, const in
     for (int32_t k = 0; k < n; k += nk) {
         const float *at = key + (int64_t)k * p->n_cell;
         if (rows) {
-            score_group_rows(p, 0, at, nz, nk, pairs, sum + k * p->lanes);
+            raw_group(p, 0, at, nz, nk, pairs, sum + k * p->lanes);
         } else {
             score_group(p, 0, at, nz, nk, pairs, sum + k * L);
         }
@@ -87,6 +104,7 @@ SCORE_SUMS_ALL(0, 1)
 SCORE_SUMS_ALL(1, 0)
 SCORE_SUMS_ALL(1, 1)
 
+/* Lanes of one row's heads, or raw products of several rows. */
 static void score_sums(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *sum)
 {
     typedef void (*sums_fn)(const score_panel *, const float *, int32_t, float *);
@@ -96,5 +114,12 @@ static void score_sums(const score_panel *p, const float *key, int32_t fmt, int3
                                          {sums_1_1_1, sums_2_1_1, sums_3_1_1, sums_4_1_1}}};
     fn[fmt != KVS_INDEX_F32][p->row_lanes != 0][p->block / L - 1](p, key, n, sum);
 }
+
+static void score_raw(const score_panel *p, const float *key, int32_t fmt, int32_t n, float *raw)
+{
+    score_sums(p, key, fmt, n, raw);
+}
+
+#define SCORE_ISA_PAIRS SCORE_ISA_COMMON, .fp8_cells = KVS_INDEX_DIM / 2, .w_factor = 1.0f
 
 #endif

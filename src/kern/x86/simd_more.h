@@ -31,6 +31,11 @@ SIMD_FN int32_t min_of_8_words(__m128i x)
 
 typedef __m256i vpack;
 
+SIMD_FN void vf_storeu_where(float *p, vm m, vf x)
+{
+    _mm256_maskstore_ps(p, _mm256_castps_si256(m), x);
+}
+
 SIMD_FN vf vf_min(vf a, vf b)
 {
     return _mm256_min_ps(a, b);
@@ -260,6 +265,12 @@ SIMD_FN void vi_store_high(void *p, vi a)
 #elif defined(SIMD_EMULATE)
 
 typedef uint32_t vpack;
+
+SIMD_FN void vf_storeu_where(float *p, vm m, vf x)
+{
+    _mm256_maskstore_ps(p, _mm256_castps_si256(mask8(m)), x.lo);
+    _mm256_maskstore_ps(p + 8, _mm256_castps_si256(mask8(m >> 8)), x.hi);
+}
 
 SIMD_FN vf vf_min(vf a, vf b)
 {
@@ -497,6 +508,11 @@ SIMD_FN void vi_store_high(void *p, vi a)
 #else /* AVX-512 */
 
 typedef __mmask16 vpack;
+
+SIMD_FN void vf_storeu_where(float *p, vm m, vf x)
+{
+    _mm512_mask_storeu_ps(p, m, x);
+}
 
 SIMD_FN vf vf_min(vf a, vf b)
 {

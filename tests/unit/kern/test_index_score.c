@@ -1,6 +1,6 @@
 /* Indexer scores of every variant against the formula in double: head counts, both key formats, bounds,
  * bad pages, NaN in keys, queries and weights, an infinite key; and the same bits whatever shares the
- * call. */
+ * call, also in a prompt of many rows. */
 #include "unit/unit.h"
 
 #include <float.h>
@@ -9,13 +9,14 @@
 #include "kern_x86.h"
 #include "num/kvfmt.h"
 
-enum { DIM = KVS_INDEX_DIM, N_PAGE = 12, WIDTH = 8, N_REQ = 3, MAX_ROW = 40 };
+enum { DIM = KVS_INDEX_DIM, N_PAGE = 12, WIDTH = 8, N_REQ = 3, MAX_ROW = 90, MAX_WIDTH = 56 };
 
 typedef struct scene {
     int32_t fmt, n_head, n_row;
     uint8_t *keys;
     int64_t page_stride;
-    int32_t table[N_REQ * WIDTH];
+    int32_t width; /* of the table */
+    int32_t table[N_REQ * MAX_WIDTH];
     void *q;
     float *w;
     int32_t row_req[MAX_ROW];
@@ -30,6 +31,7 @@ static void scene_make(scene *s, int32_t fmt, int32_t n_head, int32_t n_row, uin
     s->fmt = fmt;
     s->n_head = n_head;
     s->n_row = n_row;
+    s->width = WIDTH;
     s->page_stride = index_page_bytes(fmt) + 64;
     s->keys = malloc((size_t)(N_PAGE * s->page_stride));
     memset(s->keys, 0xFF, (size_t)(N_PAGE * s->page_stride));
@@ -112,8 +114,8 @@ static void run(const kern_table *t, dev_queue *q, const scene *s, int32_t row, 
                           .page_stride = s->page_stride,
                           .n_page = N_PAGE,
                           .table = s->table,
-                          .table_stride = WIDTH,
-                          .table_width = WIDTH,
+                          .table_stride = s->width,
+                          .table_width = s->width,
                           .n_req = N_REQ,
                           .row_req = s->row_req + row,
                           .kv_len = s->kv_len + row,
@@ -255,6 +257,66 @@ static void test_scores(void **state)
     pool_close(p);
 }
 
+/* A row alone takes a panel, a range and a unit of its own; in a prompt it shares them all. */
+static void one_prompt(const kern_table *t, dev_queue *q, const char *name, int32_t fmt,
+                       int32_t n_head)
+{
+    enum { ROW = 84, BEGIN = 64, END = MAX_WIDTH * KVS_PAGE_TOKENS + 20, STRIDE = END - BEGIN + 3 };
+    scene s;
+    scene_make(&s, fmt, n_head, ROW, 7);
+    s.width = MAX_WIDTH;
+    for (int32_t i = 0; i < MAX_WIDTH; i++) {
+        s.table[i] = (i * 5 + 2) % N_PAGE;
+    }
+    s.table[30] = N_PAGE;
+    for (int32_t i = 0; i < ROW; i++) {
+        s.row_req[i] = 0;
+        s.kv_len[i] = END - ROW + i;
+    }
+    s.kv_len[17] = 0;
+    s.kv_len[18] = 1000;
+    float *score = paint(ROW * (int64_t)STRIDE);
+    float *alone = paint(STRIDE);
+    uint64_t n_bad[2] = {0};
+    uint64_t n_key[2] = {0};
+    run(t, q, &s, 0, ROW, BEGIN, END, score, &n_bad[0], &n_key[0]);
+    for (int32_t r = 0; r < ROW; r++) {
+        const int32_t left = s.kv_len[r] - BEGIN;
+        n_key[1] += (uint64_t)(left < 0 ? 0 : left);
+        if (r % 7 > 0 && r != 18) {
+            continue;
+        }
+        run(t, q, &s, r, 1, BEGIN, END, alone, NULL, NULL);
+        const float *shared = score + r * (int64_t)STRIDE;
+        if (memcmp(shared, alone, STRIDE * sizeof *alone) != 0) {
+            fail_msg("%s fmt %d heads %d: row %d differs in a prompt", name, fmt, n_head, r);
+        }
+    }
+    assert_int_equal(n_key[0] + n_bad[0], n_key[1]);
+    assert_true(n_bad[0] > 0);
+    free(alone);
+    free(score);
+    scene_free(&s);
+}
+
+static void test_prompt(void **state)
+{
+    (void)state;
+    pool *p = NULL;
+    assert_int_equal(pool_open(&p, 3, NULL), KVS_OK);
+    kern_table t;
+    const char *name = NULL;
+    for (int32_t i = 0; (name = table_nth(&t, KERN_OP_index_score, i)) != NULL; i++) {
+        dev_queue q;
+        dev_queue_init(&q, NULL);
+        one_prompt(&t, &q, name, KVS_INDEX_FP8, 4);
+        dev_queue_init(&q, p);
+        one_prompt(&t, &q, name, KVS_INDEX_FP8, 7);
+        one_prompt(&t, &q, name, KVS_INDEX_F32, 3);
+    }
+    pool_close(p);
+}
+
 /* All 256 codes as keys against a query that picks one dimension: the score is the code's value. */
 static void test_codes(void **state)
 {
@@ -294,6 +356,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_prompt),
         cmocka_unit_test(test_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
