@@ -198,9 +198,14 @@ void pool_run(pool *p, pool_fn fn, void *ctx, int64_t n_task)
 /* A worker inherits the creator's signal mask; with all blocked, signals go to the host's threads. */
 static int start_worker(worker *w)
 {
+    /* what a thread does to itself stays with it, so that a host's handler of crashes sees it */
+    static const int own[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGABRT};
     sigset_t all;
     sigset_t old;
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        sigdelset(&all, own[i]);
+    }
     pthread_sigmask(SIG_SETMASK, &all, &old);
     const int rc = pthread_create(&w->thread, NULL, worker_main, w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);

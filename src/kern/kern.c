@@ -62,6 +62,7 @@ static const kern_variant g_variants[] = {
     KERN_VARIANT(gemm, "avx2", CPU_NEED_AVX2, gemm_apply_avx2),
     KERN_VARIANT(gemm, "avx512", CPU_NEED_AVX512, gemm_apply_avx512),
     KERN_VARIANT(gemm, "avx512bf16", CPU_NEED_AVX512BF16, gemm_apply_avx512bf16),
+    KERN_VARIANT(gemm, "amx", CPU_NEED_AMX | CPU_AVX512VBMI, gemm_apply_amx),
     KERN_VARIANT(mha, "avx2", CPU_NEED_AVX2, mha_apply_avx2),
     KERN_VARIANT(mha, "avx512", CPU_NEED_AVX512, mha_apply_avx512),
     KERN_VARIANT(mha, "avx512bf16", CPU_NEED_AVX512BF16, mha_apply_avx512bf16),

@@ -5,7 +5,7 @@
  * blocks; in a block it takes the rows in groups that stay in the cache and runs the tiles of its
  * outputs over each. FP8 weights are dequantised tile by tile; with several groups of rows they are
  * kept in a panel, so that a task dequantises a weight once. Few rows of bf16 are multiplied as
- * stored, more of them from panels of f32 where the instruction set has no product of bf16. How the
+ * stored, more of them from panels in the form that the instruction set multiplies fastest. How the
  * work is cut follows the size and the number of workers; the bits of an output do not
  * (gemm_x86.h).
  */
@@ -23,11 +23,11 @@ enum {
     ALONE_COST = 128 * 1024, /* below: the calling thread alone */
 };
 
-/* What a worker owns: first [group_row] rows of x in f32, then what the offsets say. In bytes. */
+/* What a worker owns: first [group_row] packed rows of x, then what the offsets say. In bytes. */
 typedef struct gemm_work {
     uint8_t *at;
-    size_t w;          /* [panel_out] rows of f32 or bf16; one tile where rows are few */
-    size_t codes;      /* [n_out of a tile] rows of bf16, on the way to f32            */
+    size_t w;          /* [panel_out] rows, packed or of bf16; one tile where rows are few */
+    size_t codes;      /* [outputs of a tile] rows of bf16, on the way to packed ones      */
     size_t tables;     /* of one row of scales                                         */
     size_t bytes;      /* of all                                                       */
     int64_t stride;    /* of a row of x and w                                          */
@@ -45,8 +45,9 @@ typedef struct gemm_job {
     const gemm_args *a;
     int32_t size_w, size_x; /* bytes of an element                     */
     int32_t block;          /* elements of n_in                        */
-    int32_t widened;        /* bf16 operands go through panels of f32  */
+    int32_t packed;         /* bf16 operands go through panels         */
     int32_t in_panel;       /* the tiles read w from a panel           */
+    int32_t tile_out;       /* outputs of a tile                       */
     /* a tile goes along all of n_in before the next one, so that memory is read in long runs;
        else the outputs of a task share a block of x */
     int32_t end_to_end;
@@ -84,9 +85,14 @@ static int32_t block_of(const gemm_isa *isa, const gemm_mat *w)
     return w->type == GEMM_F32 ? isa->block_f32 : isa->block_bf16;
 }
 
-static int is_widened(const gemm_isa *isa, const gemm_args *a)
+static int is_packed(const gemm_isa *isa, const gemm_args *a)
 {
     return isa->few > 0 && a->n_row > isa->few && a->w.type != GEMM_F32;
+}
+
+static int32_t tile_out_of(const gemm_isa *isa, const gemm_args *a)
+{
+    return is_packed(isa, a) ? isa->packed_out : isa->n_out;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -99,17 +105,17 @@ static int64_t scale_count(const gemm_mat *w)
 
 static gemm_work work_of(const gemm_isa *isa, const gemm_args *a)
 {
-    const int widened = is_widened(isa, a);
+    const int packed = is_packed(isa, a);
     const int is_fp8 = a->w.type == GEMM_FP8;
     const int32_t n = min32(block_of(isa, &a->w), round_up(a->w.n_in, PAD));
-    const int64_t slots = a->n_row > isa->panel_row ? isa->panel_out : isa->n_out;
-    const int64_t rows = widened ? min32(a->n_row, isa->panel_row) : 0;
-    gemm_work k = {.stride = (int64_t)n * (widened ? 4 : 2) + PAD,
+    const int64_t slots = a->n_row > isa->panel_row ? isa->panel_out : tile_out_of(isa, a);
+    const int64_t rows = packed ? round_up(min32(a->n_row, isa->panel_row), isa->tile_row) : 0;
+    gemm_work k = {.stride = (int64_t)n * (packed ? isa->packed_size : 2) + PAD,
                    .stride_c = (int64_t)n * 2 + PAD,
                    .scale_row = -1};
     k.w = (size_t)(rows * k.stride);
-    k.codes = k.w + (widened || is_fp8 ? (size_t)(slots * k.stride) : 0);
-    k.tables = k.codes + (widened && is_fp8 ? (size_t)(isa->n_out * k.stride_c) : 0);
+    k.codes = k.w + (packed || is_fp8 ? (size_t)(slots * k.stride) : 0);
+    k.tables = k.codes + (packed && is_fp8 ? (size_t)(isa->packed_out * k.stride_c) : 0);
     k.bytes = k.tables + (is_fp8 ? (size_t)scale_count(&a->w) * isa->codes->table_bytes : 0);
     return k;
 }
@@ -136,7 +142,7 @@ static void dequant_span(const gemm_job *j, gemm_work *k, const gemm_part *p, ge
                          uint8_t *to, int64_t stride)
 {
     const gemm_mat *w = &j->a->w;
-    const int64_t next_tile = j->isa->n_out * w->stride - w->n_in;
+    const int64_t next_tile = j->tile_out * w->stride - w->n_in;
     for (int32_t o = s.out; o < s.out + s.n_out;) {
         const int64_t o_whole = (int64_t)w->row0 + o;
         const int32_t same = (int32_t)(GEMM_BLOCK - o_whole % GEMM_BLOCK);
@@ -160,14 +166,6 @@ static void dequant_span(const gemm_job *j, gemm_work *k, const gemm_part *p, ge
     }
 }
 
-static void widen_rows(const gemm_job *j, const uint8_t *from, int64_t from_stride, int32_t n_row,
-                       int32_t n, uint8_t *to, int64_t stride)
-{
-    for (int32_t r = 0; r < n_row; r++) {
-        j->isa->widen(from + r * from_stride, n, (float *)(void *)(to + r * stride));
-    }
-}
-
 /* Rows of w along one block, in the form the tiles read. */
 static void panel_fill(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_span s,
                        uint8_t *to)
@@ -176,12 +174,12 @@ static void panel_fill(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm
     const int is_fp8 = w->type == GEMM_FP8;
     uint8_t *codes = k->at + k->codes;
     if (is_fp8) {
-        dequant_span(j, k, p, s, j->widened ? codes : to, j->widened ? k->stride_c : k->stride);
+        dequant_span(j, k, p, s, j->packed ? codes : to, j->packed ? k->stride_c : k->stride);
     }
-    if (j->widened) {
+    if (j->packed) {
         const uint8_t *from = is_fp8 ? codes : p->w + (s.out * w->stride + s.k0) * j->size_w;
-        widen_rows(j, from, is_fp8 ? k->stride_c : w->stride * j->size_w, s.n_out, s.n, to,
-                   k->stride);
+        j->isa->pack_w(from, is_fp8 ? k->stride_c : w->stride * j->size_w, s.n_out, s.n, to,
+                       k->stride);
     }
 }
 
@@ -218,17 +216,20 @@ static void run_tile(const gemm_job *j, gemm_work *k, const gemm_part *p, gemm_t
         stride = k->stride;
     } else {
         t->turn = (int64_t)(a->w.n_in - s.k0) * j->size_w - GEMM_AHEAD;
-        t->jump = j->isa->n_out * row_bytes - (int64_t)a->w.n_in * j->size_w + GEMM_AHEAD;
+        t->jump = j->tile_out * row_bytes - (int64_t)a->w.n_in * j->size_w + GEMM_AHEAD;
     }
-    for (int32_t i = 0; i < j->isa->n_out; i++) {
+    for (int32_t i = 0; i < min32(j->tile_out, GEMM_TILE_OUT); i++) {
         t->w[i] = w + min32(i, s.n_out - 1) * stride;
     }
+    t->w_stride = stride;
     t->y = p->y + row * a->y_stride + s.out;
     if (by_codes) {
         tables_for(j, k, ((int64_t)a->w.row0 + s.out) / GEMM_BLOCK);
         j->isa->dot_codes(t, k->at + k->tables +
                                  (size_t)(s.k0 / GEMM_BLOCK) * j->isa->codes->table_bytes);
-    } else if (a->w.type == GEMM_F32 || j->widened) {
+    } else if (j->packed) {
+        j->isa->dot_packed(t);
+    } else if (a->w.type == GEMM_F32) {
         j->isa->dot_f32(t);
     } else {
         j->isa->dot_bf16(t);
@@ -243,14 +244,17 @@ static void run_group(const gemm_job *j, gemm_work *k, const gemm_part *p, int32
     t.n = s.n;
     t.x = p->x + (row * a->x_stride + s.k0) * j->size_x;
     t.x_stride = a->x_stride * j->size_x;
-    if (j->widened) {
-        widen_rows(j, t.x, t.x_stride, t.n_row, s.n, k->at, k->stride);
-        t.x = k->at;
-        t.x_stride = k->stride;
-        t.n = round_up(s.n, j->isa->block_f32 / 32); /* whole vectors of bf16 */
+    const gemm_isa *isa = j->isa;
+    if (j->packed) {
+        t.n = round_up(s.n, isa->packed_step);
+        t.n_stored = isa->x_stored != NULL ? isa->x_stored(t.x_stride, t.n_row, s.n) : 0;
+        t.packed = k->at;
+        t.packed_stride = k->stride;
+        isa->pack_x(t.x + t.n_stored * t.x_stride, t.x_stride, t.n_row - t.n_stored, s.n, k->at,
+                    k->stride);
     }
-    for (int32_t o = s.out; o < s.out + s.n_out; o += j->isa->n_out) {
-        const int32_t n_out = min32(j->isa->n_out, s.out + s.n_out - o);
+    for (int32_t o = s.out; o < s.out + s.n_out; o += j->tile_out) {
+        const int32_t n_out = min32(j->tile_out, s.out + s.n_out - o);
         run_tile(j, k, p, &t, row, (gemm_span){o, n_out, s.k0, s.n});
     }
 }
@@ -287,9 +291,16 @@ static void gemm_task(void *ctx, int64_t i_task, int i_worker)
     };
     p.row_end = min32(p.row + j->range_row, a->n_row);
     p.out_end = min32(p.out + j->part_out, a->w.n_out);
-    const int32_t step = j->end_to_end ? j->isa->n_out : j->part_out;
+    const int32_t step = j->end_to_end ? j->tile_out : j->part_out;
+    const int tiles = j->isa->begin != NULL && a->w.type != GEMM_F32;
+    if (tiles) {
+        j->isa->begin(j->packed);
+    }
     for (int32_t o = p.out; o < p.out_end; o += step) {
         run_span(j, &k, &p, o, min32(step, p.out_end - o));
+    }
+    if (tiles) {
+        j->isa->end();
     }
 }
 
@@ -298,9 +309,8 @@ static void plan(gemm_job *j, int64_t n_worker)
 {
     const gemm_args *a = j->a;
     const gemm_isa *isa = j->isa;
-    enum { ROWS = 3 }; /* of a tile: groups are multiples of it */
     j->n_group = (int32_t)shard_cdiv(a->n_row, isa->panel_row);
-    j->group_row = round_up(shard_cdiv(a->n_row, j->n_group), ROWS);
+    j->group_row = round_up(shard_cdiv(a->n_row, j->n_group), isa->tile_row);
     j->n_range = 1;
     j->range_row = a->n_row;
     const int64_t n_task = n_worker * TASKS_PER_WORKER;
@@ -309,7 +319,7 @@ static void plan(gemm_job *j, int64_t n_worker)
         const int64_t least = shard_cdiv(TASK_BYTES, row_bytes);
         const int64_t share = shard_cdiv((int64_t)a->w.n_out * a->n_batch, n_task);
         const int64_t part = share > least ? share : least;
-        j->part_out = round_up(part < a->w.n_out ? part : a->w.n_out, isa->n_out);
+        j->part_out = round_up(part < a->w.n_out ? part : a->w.n_out, j->tile_out);
     } else {
         j->part_out = isa->panel_out;
         const int64_t n_part = shard_cdiv(a->w.n_out, j->part_out) * a->n_batch;
@@ -329,11 +339,12 @@ void gemm_run(const gemm_isa *isa, const gemm_args *a, dev_queue *q)
     gemm_job j = {.isa = isa, .a = a, .block = block_of(isa, &a->w), .work = work_of(isa, a)};
     j.size_w = a->w.type == GEMM_F32 ? 4 : a->w.type == GEMM_BF16 ? 2 : 1;
     j.size_x = a->w.type == GEMM_F32 ? 4 : 2;
-    j.widened = is_widened(isa, a);
-    j.in_panel = j.widened || a->w.type == GEMM_FP8;
+    j.packed = is_packed(isa, a);
+    j.in_panel = j.packed || a->w.type == GEMM_FP8;
+    j.tile_out = tile_out_of(isa, a);
     plan(&j, (int64_t)worker_count(q));
     j.end_to_end =
-        j.n_group == 1 && !j.widened && (int64_t)a->n_row * a->w.n_in * j.size_x <= X_IN_CACHE;
+        j.n_group == 1 && !j.packed && (int64_t)a->n_row * a->w.n_in * j.size_x <= X_IN_CACHE;
     const int64_t n_weight = (int64_t)a->n_batch * a->w.n_out * a->w.n_in;
     const int alone = n_weight * (j.size_w + a->n_row / 4) < ALONE_COST;
     pool_run(q != NULL && !alone ? q->pool : NULL, gemm_task, &j,

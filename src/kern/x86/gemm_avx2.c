@@ -12,7 +12,8 @@ static const gemm_isa g_isa = {
     .panel_row = 66,
     .dot_f32 = dot_f32,
     .dot_bf16 = dot_bf16,
-    .widen = widen,
+    .tile_row = MR,
+    WIDENED_PANELS,
     .codes = &g_codes,
 };
 

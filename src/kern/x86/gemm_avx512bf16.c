@@ -11,7 +11,7 @@
 #define ISA_WITH(how, rows, dot)                                                                   \
     {                                                                                              \
         .n_out = NR, .block_f32 = 1024, .block_bf16 = 2048, .panel_out = 64, .panel_row = 96,      \
-        .dot_f32 = dot_f32, .dot_bf16 = dot_bf16, .codes = how, .codes_row = rows,                 \
+        .tile_row = MR, .dot_f32 = dot_f32, .dot_bf16 = dot_bf16, .codes = how, .codes_row = rows, \
         .dot_codes = dot,                                                                          \
     }
 

@@ -1,7 +1,7 @@
 /* x86/gemm_loops.h - the loops of a gemm_isa in the vectors of simd.h.
  *
  * Included once by a file that has defined SIMD_LANES and GEMM_DOT (1: products of bf16 pairs; 0:
- * bf16 through f32). A step is one vector of an operand as it is stored: L values of f32 or 2 L of
+ * bf16 through f32), and GEMM_F32_ONLY where it takes dot_f32 alone. A step is one vector of an operand as it is stored: L values of f32 or 2 L of
  * bf16. A tile is up to MR rows of x times NR rows of w; its accumulators stay in registers for a
  * block.
  */
@@ -209,12 +209,14 @@ SIMD_FN int32_t share_of_rows(int32_t n, int32_t most)
     }
 
 TILE_ROWS(dot_f32, FORM_F32)
+#ifndef GEMM_F32_ONLY
 #if GEMM_DOT
 TILE_ROWS(dot_bf16, FORM_PAIRS)
 #else
 TILE_ROWS(dot_bf16, FORM_SPLIT)
 
-static void widen(const uint8_t *from, int32_t n, float *to)
+/* n bf16 -> f32 as the products take them, with zeros behind them up to whole vectors of bf16. */
+SIMD_FN void widen(const uint8_t *from, int32_t n, float *to)
 {
     int32_t i = 0;
     for (; i + 2 * L <= n; i += 2 * L) {
@@ -230,6 +232,27 @@ static void widen(const uint8_t *from, int32_t n, float *to)
         vf_storeu(to + i + L, vf_odd_bf16(x));
     }
 }
+
+static void widen_rows(const uint8_t *from, int64_t stride, int32_t n_row, int32_t n, uint8_t *to,
+                       int64_t to_stride)
+{
+    for (int32_t r = 0; r < n_row; r++) {
+        widen(from + r * stride, n, (float *)(void *)(to + r * to_stride));
+    }
+}
+
+static void dot_widened(const gemm_tile *t)
+{
+    gemm_tile p = *t;
+    p.x = t->packed;
+    p.x_stride = t->packed_stride;
+    dot_f32(&p);
+}
+
+/* Where there is no product of bf16 pairs, panels hold f32. */
+#define WIDENED_PANELS                                                                             \
+    .packed_out = NR, .packed_size = 4, .packed_step = 2 * L, .pack_x = widen_rows,                \
+    .pack_w = widen_rows, .dot_packed = dot_widened
 #endif
 
 /* ---- e4m3 ------------------------------------------------------------------------------------ */
@@ -343,5 +366,6 @@ static void dequant(const gemm_strip *s)
 }
 
 static const gemm_codes g_codes = {sizeof(code_table), code_tables, dequant};
+#endif
 
 #endif

@@ -5,7 +5,7 @@
 #include "kern/x86/gemm_vec.h"
 #include "num/fmt.h"
 
-enum { N_MAG = 128, STEP = 64, NR = GEMM_TILE_OUT };
+enum { N_MAG = 128, STEP = 64, NR = 8 /* outputs of a tile of its isa */ };
 
 typedef struct byte_table {
     uint8_t lo[N_MAG], hi[N_MAG];

@@ -6,9 +6,9 @@
  * it held; subnormal inputs and results are 0. An element sees its own row and column only, so that a
  * result does not depend on what shares its tile.
  *
- * tile_begin configures the registers, tile_end gives them back: nothing is left in them between calls of
- * an op. With SIMD_EMULATE the instructions are plain C, for tests on a machine without AMX. Include after
- * simd.h.
+ * Registers 0 to 3 are for results, 4 and 5 for the left side, 6 and 7 for the right one. tile_begin configures
+ * them, tile_end gives them back: nothing is left in them between calls of an op. With SIMD_EMULATE the
+ * instructions are plain C, for tests on a machine without AMX. Include after simd.h.
  */
 #ifndef KERN_X86_TILE_H
 #define KERN_X86_TILE_H
@@ -25,36 +25,41 @@ typedef struct tile_config {
 
 _Static_assert(sizeof(tile_config) == 64, "what LDTILECFG reads");
 
-#ifdef SIMD_EMULATE
+#if defined(SIMD_EMULATE) && !defined(TILE_REAL)
 
 typedef struct tile_regs {
     float cell[8][TILE][TILE];
+    size_t row_bytes[8];
 } tile_regs;
 
 static _Thread_local tile_regs g_tiles;
 
-static inline void tile_begin(void)
+/* Results and right sides of n_col columns, up to TILE. */
+static inline void tile_begin_wide(int32_t n_col)
 {
     memset(&g_tiles, 0, sizeof g_tiles);
+    for (int i = 0; i < 8; i++) {
+        g_tiles.row_bytes[i] = (size_t)(i / 2 == 2 ? TILE : n_col) * 4;
+    }
 }
 
 /* What is used after the end is NaN. */
 static inline void tile_end(void)
 {
-    memset(&g_tiles, 0xFF, sizeof g_tiles);
+    memset(g_tiles.cell, 0xFF, sizeof g_tiles.cell);
 }
 
 static inline void tile_load(int t, const void *p, int64_t stride)
 {
     for (int i = 0; i < TILE; i++) {
-        memcpy(g_tiles.cell[t][i], (const uint8_t *)p + i * stride, sizeof g_tiles.cell[t][i]);
+        memcpy(g_tiles.cell[t][i], (const uint8_t *)p + i * stride, g_tiles.row_bytes[t]);
     }
 }
 
 static inline void tile_store(int t, void *p, int64_t stride)
 {
     for (int i = 0; i < TILE; i++) {
-        memcpy((uint8_t *)p + i * stride, g_tiles.cell[t][i], sizeof g_tiles.cell[t][i]);
+        memcpy((uint8_t *)p + i * stride, g_tiles.cell[t][i], g_tiles.row_bytes[t]);
     }
 }
 
@@ -75,8 +80,8 @@ static inline void tile_dot(int c, int a, int b)
         for (int k = 0; k < TILE; k++) {
             const vi x = vi_bcast(&g_tiles.cell[a][i][k]);
             const vi y = vi_loadu(g_tiles.cell[b][k]);
-            const vf even =
-                vf_fma(tile_flush(vf_of_vi(vi_sll(x, 16))), tile_flush(vf_of_vi(vi_sll(y, 16))), sum[0]);
+            const vf even = vf_fma(tile_flush(vf_of_vi(vi_sll(x, 16))),
+                                   tile_flush(vf_of_vi(vi_sll(y, 16))), sum[0]);
             const vi upper = vi_set1((int32_t)0xFFFF0000u);
             const vf odd = vf_fma(tile_flush(vf_of_vi(vi_and(x, upper))),
                                   tile_flush(vf_of_vi(vi_and(y, upper))), sum[1]);
@@ -95,11 +100,11 @@ static inline void tile_dot(int c, int a, int b)
 
 #else
 
-static inline void tile_begin(void)
+static inline void tile_begin_wide(int32_t n_col)
 {
     _Alignas(64) tile_config c = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        c.row_bytes[i] = TILE * 4;
+        c.row_bytes[i] = (uint16_t)((i / 2 == 2 ? TILE : n_col) * 4);
         c.n_row[i] = TILE;
     }
     /* the intrinsic names eight bytes of it as its operand: the rest must be in memory, too */
@@ -118,6 +123,11 @@ static inline void tile_end(void)
 #define TILE_DOT(c, a, b)        _tile_dpbf16ps(c, a, b)
 
 #endif
+
+static inline void tile_begin(void)
+{
+    tile_begin_wide(TILE);
+}
 
 /* c [16 na][16 nb] = a [16 na][n pairs] times b [n pairs][16 nb]. Strides between rows are in cells. */
 typedef struct tile_job {

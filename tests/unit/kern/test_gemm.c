@@ -26,7 +26,7 @@ static void call(const kern_table *t, const gemm_args *in, dev_queue *q)
 
 static int flushes(const char *variant)
 {
-    return strstr(variant, "bf16") != NULL;
+    return strstr(variant, "bf16") != NULL || strstr(variant, "amx") != NULL;
 }
 
 /* ---- codes ---- */

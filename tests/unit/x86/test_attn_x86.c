@@ -9,6 +9,7 @@
 #include "base/pool.h"
 #include "kern/exp.h"
 #include "kern/x86/attn_x86.h"
+#include "unit/tile_trap.h"
 
 extern const attn_isa attn_isa_avx512_emulated;
 extern const attn_isa attn_isa_avx512bf16_emulated;
@@ -693,14 +694,25 @@ static void short_scratch(const variant *v)
     problem_free(&p);
 }
 
+#ifdef TILE_TRAP
+/* The AMX variant alone, whose tiles are instructions here. */
+static bool worth_it(size_t i)
+{
+    return strcmp(g_variants[i].name, "amx emulated") == 0;
+}
+#else
 /* Valgrind is slow, and what it looks for does not depend on the width of a float vector. */
 static bool worth_it(size_t i)
 {
     return !slow() || i == 0 || i == 2;
 }
+#endif
 
 static void for_variants(void (*fn)(const variant *v))
 {
+#ifdef TILE_TRAP
+    tile_trap_install();
+#endif
     for (size_t i = 0; i < UNIT_COUNT(g_variants); i++) {
         if (worth_it(i) && cpu_has(cpu_features(), g_variants[i].need)) {
             fn(&g_variants[i]);
@@ -746,5 +758,9 @@ int main(void)
         cmocka_unit_test(test_every_code),
         cmocka_unit_test(test_short_scratch),
     };
+#ifdef TILE_TRAP
+    /* a trap is a thousand times slower than an instruction: one case shows it */
+    cmocka_set_test_filter("test_values_of_w*");
+#endif
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
