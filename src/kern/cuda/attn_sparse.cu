@@ -286,39 +286,22 @@ size_t attn_sparse_scratch(const attn_args *a, int deterministic, int n_sm)
     return scratch_lay(a, deterministic, n_sm).bytes;
 }
 
-template <class P>
-static cudaError_t launch(void (*kernel)(P), dim3 grid, int threads, size_t shared, bool early,
-                          const P &p, cudaStream_t stream)
-{
-    cudaLaunchAttribute attr;
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = grid;
-    c.blockDim = dim3(threads);
-    c.dynamicSmemBytes = shared;
-    c.stream = stream;
-    c.attrs = &attr;
-    c.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&c, kernel, p);
-}
-
 static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_row,
                                 cudaStream_t stream)
 {
     const int y = (p.n_head + MERGE_HEADS - 1) / MERGE_HEADS, threads = 32 * MERGE_HEADS;
     if (!p.whole)
-        return launch(attn_sparse_merge, dim3(p.n_part, y), threads, 0, true, p, stream);
+        return sparse_launch(attn_sparse_merge, dim3(p.n_part, y), threads, 0, true, p, stream);
     const dim3 grid((unsigned)n_row, y);
     switch (n_lane) {
     case 1:
-        return launch(attn_sparse_tree<1>, grid, threads, 0, true, p, stream);
+        return sparse_launch(attn_sparse_tree<1>, grid, threads, 0, true, p, stream);
     case 2:
-        return launch(attn_sparse_tree<2>, grid, threads, 0, true, p, stream);
+        return sparse_launch(attn_sparse_tree<2>, grid, threads, 0, true, p, stream);
     case 4:
-        return launch(attn_sparse_tree<4>, grid, threads, 0, true, p, stream);
+        return sparse_launch(attn_sparse_tree<4>, grid, threads, 0, true, p, stream);
     default:
-        return launch(attn_sparse_tree<8>, grid, threads, 0, true, p, stream);
+        return sparse_launch(attn_sparse_tree<8>, grid, threads, 0, true, p, stream);
     }
 }
 
@@ -341,7 +324,7 @@ static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int6
     k.begin = (int32_t *)(base + l.begin);
     k.stats = a->stats;
     cudaError_t e =
-        launch(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
+        sparse_launch(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
     if (e != cudaSuccess)
         return e;
 

@@ -704,17 +704,8 @@ static cudaError_t main_launch(const sparse_params &p, cudaStream_t stream)
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, L::bytes);
     if (e != cudaSuccess)
         return e;
-    cudaLaunchAttribute attr;
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = dim3(p.n_part * p.n_group);
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = L::bytes;
-    c.stream = stream;
-    c.attrs = &attr;
-    c.numAttrs = 1;
-    return cudaLaunchKernelEx(&c, attn_sparse_main<N, FMT>, p);
+    return sparse_launch(attn_sparse_main<N, FMT>, dim3(p.n_part * p.n_group), THREADS, L::bytes,
+                         true, p, stream);
 }
 
 cudaError_t attn_sparse_main_launch(const sparse_params &p, int kind, int n, cudaStream_t stream)
