@@ -444,8 +444,8 @@ static __device__ __forceinline__ void values(state<N> &st, uint32_t smem, uint3
 
 /* ---- results ------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void out_pair(const sparse_params &p, void *base, bool bf16,
-                                                bool wide, int64_t at, float a, float b)
+static __device__ __forceinline__ void out_pair(void *base, bool bf16, bool wide, int64_t at,
+                                                float a, float b)
 {
     if (!bf16) {
         float *o = (float *)base + at;
@@ -511,7 +511,7 @@ static __device__ void empty_write(const sparse_params &p, const target &t, int 
     if (p.whole)
         return;
     for (int h = 0; h < n_head; h++)
-        out_pair(p, t.out, t.bf16, t.wide, h * t.stride_head + 2 * threadIdx.x, 0.0f, 0.0f);
+        out_pair(t.out, t.bf16, t.wide, h * t.stride_head + 2 * threadIdx.x, 0.0f, 0.0f);
 }
 
 /* The thread's values of every head, normalised. WIDE: 0 one by one, 1 pairs of bf16, 2 pairs of f32. */
