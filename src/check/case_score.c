@@ -1,28 +1,19 @@
 /* case_score.c - cases of the indexer's scores.
  *
- * Bound: K = 128 products in a dot, then n_head terms: sqrt(128) u sum|q||k||w| + (sqrt(n_head) +
- * 2) u sum|w relu|, both times k_scale, + 2 u |score| for the scale and the last rounding; u =
- * 2^-24 in every variant, since the products of fp8 values are exact in f32 and f32 keys are
- * multiplied in f32. Where a variant's sums do not round to nearest (kern_variant.dot_u), its own factor
- * stands for sqrt(128).
+ * Scores against the oracle, within index_score_bound; and against each other, bit by bit: a row alone, in
+ * pieces, the same keys elsewhere.
  */
 #include <math.h>
 #include <string.h>
 
-#include "check/check.h"
-#include "check/oracle.h"
+#include "check/case_index.h"
 
 enum { PAGE = KVS_PAGE_TOKENS, DIM = KVS_INDEX_DIM };
 
-static const double u = 0x1p-24;
-
 typedef struct score_expect {
-    orc_score *score; /* [n_row, n_col] */
-    uint8_t *state;   /* [n_row, n_col] 0: -inf, 1: a score */
-    int64_t n_col;
-    uint64_t n_bad, n_key;
-    float *alone;  /* second output of the invariance class; NULL elsewhere */
-    int32_t shift; /* keys of request 1 at l + shift are those of request 0 at l */
+    index_expect all; /* where there is no score, -inf */
+    float *alone;     /* second output of the invariance class; NULL elsewhere */
+    int32_t shift;    /* keys of request 1 at l + shift are those of request 0 at l */
 } score_expect;
 
 static void score_call(const kern_table *t, check_case *k, dev_queue *q, index_score_args *a)
@@ -38,94 +29,49 @@ static void score_run(const kern_table *t, check_case *k, dev_queue *q)
     score_call(t, k, q, &a);
 }
 
-typedef struct score_shape {
-    int32_t fmt, n_head, n_req, rows_per_req, width, col_begin, col_end;
-    const int32_t *lens; /* kv_len by row, cycled */
-    int32_t n_len;
-} score_shape;
-
 /* One key, at random, into token `off` of a page. */
 static void put_key(rng *r, int32_t fmt, uint8_t *page, int64_t off)
 {
+    float v[DIM];
+    uint8_t code[DIM];
     if (fmt == KVS_INDEX_F32) {
-        float v[DIM];
         gen_f32(r, v, DIM, 1.0f);
-        memcpy(page + off * (int64_t)sizeof v, v, sizeof v);
+        index_key_put(fmt, page, off, v, 1.0f);
         return;
     }
-    gen_e4m3(r, page + off * DIM, DIM);
+    gen_e4m3(r, code, DIM);
     float scale = ldexpf(1.0f, gen_pick(r, 6) - 9);
     if (gen_pick(r, 4) == 0) {
         scale *= 1.0f + (float)gen_pick(r, 1000) / 1024.0f;
     }
-    memcpy(page + PAGE * DIM + 4 * off, &scale, sizeof scale);
+    index_key_put(fmt, page, off, code, scale);
 }
 
 static void copy_key(int32_t fmt, uint8_t *to, int64_t to_off, const uint8_t *from, int64_t off)
 {
-    const int64_t size = fmt == KVS_INDEX_F32 ? DIM * 4 : DIM;
-    memcpy(to + to_off * size, from + off * size, (size_t)size);
+    float scale = 1.0f;
     if (fmt != KVS_INDEX_F32) {
-        memcpy(to + PAGE * DIM + 4 * to_off, from + PAGE * DIM + 4 * off, 4);
+        memcpy(&scale, from + PAGE * DIM + 4 * off, sizeof scale);
     }
+    index_key_put(fmt, to, to_off, from + off * (fmt == KVS_INDEX_F32 ? 4 * DIM : DIM), scale);
 }
 
-/* Buffers and tables; pages are a permutation, what no row may attend stays NaN. */
-static index_score_args *score_new(check_case *k, const score_shape *s)
+/* Scores of the columns [begin, end); what no row may attend stays NaN. */
+static index_score_args *score_new(check_case *k, const index_shape *s, int32_t begin, int32_t end)
 {
     index_score_args *a = case_alloc(k, 1, sizeof *a);
-    rng *r = &k->r;
-    a->fmt = s->fmt;
-    a->n_head = s->n_head;
-    a->n_row = s->n_req * s->rows_per_req;
-    a->n_req = s->n_req;
-    a->table_width = s->width;
-    a->table_stride = s->width + gen_pick(r, 3);
-    a->n_page = (int64_t)s->n_req * s->width + 2;
-    const int32_t unit = 4 * case_step(k, 4);
-    a->page_stride = orc_index_page_bytes(s->fmt) + unit * gen_pick(r, 30);
-    a->col_begin = s->col_begin;
-    a->col_end = s->col_end;
-    a->score_stride = s->col_end - s->col_begin + gen_pick(r, 9);
-    const int64_t n_q = (int64_t)a->n_row * s->n_head;
-    const check_elem el = s->fmt == KVS_INDEX_F32 ? EL_F32 : EL_U8;
-    void *q = case_buf(k, "q", BUF_IN, el, n_q * DIM,
-                       case_step(k, s->fmt == KVS_INDEX_F32 ? 4 : 1) * gen_pick(r, 3));
-    float *w = case_buf(k, "w", BUF_IN, EL_F32, n_q, gen_pick(r, 3));
-    a->keys = case_buf(k, "keys", BUF_IN, EL_U8, a->n_page * a->page_stride, unit * gen_pick(r, 3));
-    int32_t *table = case_buf(k, "table", BUF_IN, EL_I32, a->n_req * a->table_stride, 0);
-    int32_t *row_req = case_buf(k, "row_req", BUF_IN, EL_I32, a->n_row, 0);
-    int32_t *kv_len = case_buf(k, "kv_len", BUF_IN, EL_I32, a->n_row, 0);
-    a->score = case_buf(k, "score", BUF_OUT, EL_F32, a->n_row * a->score_stride, gen_pick(r, 3));
-    a->n_bad_id = case_counter(k, "n_bad_id");
-    a->n_key = case_counter(k, "n_key");
-    int32_t *page = case_alloc(k, a->n_page, sizeof *page);
-    if (k->failed) {
-        return a;
-    }
-    if (s->fmt == KVS_INDEX_F32) {
-        gen_f32(r, q, n_q * DIM, 1.0f);
-    } else {
-        gen_e4m3(r, q, n_q * DIM);
-    }
-    gen_f32(r, w, n_q, 0.05f);
-    gen_permutation(r, page, (int32_t)a->n_page);
-    for (int32_t req = 0; req < s->n_req; req++) {
-        for (int32_t i = 0; i < s->width; i++) {
-            table[req * a->table_stride + i] = page[req * s->width + i];
-        }
-    }
-    for (int32_t row = 0; row < a->n_row; row++) {
-        row_req[row] = row / s->rows_per_req;
-        kv_len[row] = s->lens[row % s->n_len];
-        case_mark(k, a->score + row * a->score_stride, 4 * (int64_t)(s->col_end - s->col_begin));
-    }
-    a->q = q;
-    a->w = w;
-    a->table = table;
-    a->row_req = row_req;
-    a->kv_len = kv_len;
     k->args = a;
+    index_sizes(k, a, s, 30);
+    a->col_begin = begin;
+    a->col_end = end;
+    a->score_stride = end - begin + gen_pick(&k->r, 9);
+    index_inputs(k, a, 3);
+    a->score =
+        case_buf(k, "score", BUF_OUT, EL_F32, a->n_row * a->score_stride, gen_pick(&k->r, 3));
+    index_fill(k, a, s);
+    for (int32_t row = 0; row < a->n_row && !k->failed; row++) {
+        case_mark(k, a->score + row * a->score_stride, 4 * (int64_t)(end - begin));
+    }
     return a;
 }
 
@@ -138,11 +84,9 @@ static void score_fill(check_case *k, index_score_args *a)
             len = a->row_req[row] == req && a->kv_len[row] > len ? a->kv_len[row] : len;
         }
         for (int64_t l = 0; l < len; l++) {
-            const int64_t slot =
-                orc_slot(a->table + req * a->table_stride, a->table_width, a->n_page * PAGE, l);
-            if (slot >= 0) {
-                put_key(&k->r, a->fmt, (uint8_t *)a->keys + slot / PAGE * a->page_stride,
-                        slot % PAGE);
+            uint8_t *page = index_page(a, req, l);
+            if (page != NULL) {
+                put_key(&k->r, a->fmt, page, l % PAGE);
             }
         }
     }
@@ -152,27 +96,8 @@ static void score_finish(check_case *k)
 {
     const index_score_args *a = k->args;
     score_expect *e = k->expect != NULL ? k->expect : case_alloc(k, 1, sizeof *e);
-    e->n_col = a->col_end - a->col_begin;
-    e->score = case_alloc(k, a->n_row * e->n_col, sizeof *e->score);
-    e->state = case_alloc(k, a->n_row * e->n_col, 1);
     k->expect = e;
-    for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
-        for (int64_t l = a->col_begin; l < a->col_end && l < a->kv_len[row]; l++) {
-            const int32_t req = a->row_req[row];
-            const int64_t slot = req < 0 || req >= a->n_req
-                                     ? -1
-                                     : orc_slot(a->table + req * a->table_stride, a->table_width,
-                                                a->n_page * PAGE, l);
-            if (slot < 0) {
-                e->n_bad++;
-                continue;
-            }
-            const int64_t at = row * e->n_col + l - a->col_begin;
-            e->n_key++;
-            e->state[at] = 1;
-            e->score[at] = orc_index_score(a, row, slot);
-        }
-    }
+    index_expect_make(k, a, a->col_begin, a->col_end, a->col_end - a->col_begin, &e->all);
 }
 
 static const int32_t g_heads[] = {8, 64, 32, 4, 16, 33, 1, 48};
@@ -180,16 +105,15 @@ static const int32_t g_heads[] = {8, 64, 32, 4, 16, 33, 1, 48};
 static void score_random(check_case *k, int32_t index)
 {
     static const int32_t lens[] = {190, 64, 63, 65, 0, 128, 1, 200};
-    const score_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
+    const index_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
                            .n_head = g_heads[index / 2 % 8],
                            .n_req = (1 + index) % 4,
                            .rows_per_req = 1 + index / 3 % 5,
                            .width = 4,
-                           .col_begin = index % 4 == 3 ? 64 : 0,
-                           .col_end = index % 4 == 2 ? 131 : 256,
                            .lens = lens,
                            .n_len = 8};
-    index_score_args *a = score_new(k, &s);
+    index_score_args *a =
+        score_new(k, &s, index % 4 == 3 ? 64 : 0, index % 4 == 2 ? 131 : 256);
     if (index == 0) {
         ((int32_t *)a->kv_len)[0] = 256; /* a full row, for the selftest */
     }
@@ -200,26 +124,15 @@ static void score_random(check_case *k, int32_t index)
 /* Ids outside the pool, rows longer than their table, rows of no request, rows of no length. */
 static void score_bad(check_case *k, int32_t index)
 {
-    static const int32_t lens[] = {300, 0, 70, 256, -5, 257};
-    const score_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
+    const index_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
                            .n_head = g_heads[index % 8],
                            .n_req = 3,
                            .rows_per_req = 2,
                            .width = 4,
-                           .col_begin = 64 * (index % 3),
-                           .col_end = 320,
-                           .lens = lens,
+                           .lens = index_bad_lens,
                            .n_len = 6};
-    index_score_args *a = score_new(k, &s);
-    if (!k->failed) {
-        int32_t *table = (int32_t *)a->table;
-        table[1] = -1;
-        table[2] = (int32_t)a->n_page;
-        table[a->table_stride] = INT32_MAX;
-        table[a->table_stride + 2] = INT32_MIN;
-        a->table = case_fenced_table(k, table, a->n_req, a->table_stride, a->n_page);
-        ((int32_t *)a->row_req)[5] = index % 2 != 0 ? 3 : -1;
-    }
+    index_score_args *a = score_new(k, &s, 64 * (index % 3), 320);
+    index_make_bad(k, a, index);
     score_fill(k, a);
     score_finish(k);
 }
@@ -229,21 +142,19 @@ static void score_bad(check_case *k, int32_t index)
 static void score_nan(check_case *k, int32_t index)
 {
     static const int32_t lens[] = {40, 64, 90, 130};
-    const score_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
+    const index_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
                            .n_head = g_heads[index % 8],
                            .n_req = 1,
                            .rows_per_req = 4,
                            .width = 3,
-                           .col_begin = 0,
-                           .col_end = 192,
                            .lens = lens,
                            .n_len = 4};
-    index_score_args *a = score_new(k, &s);
+    index_score_args *a = score_new(k, &s, 0, 192);
     score_fill(k, a);
     if (!k->failed) {
         for (int64_t l = 70; l < 90; l++) {
             /* the last row attends these, the first two do not */
-            uint8_t *page = (uint8_t *)a->keys + a->table[l / PAGE] * a->page_stride;
+            uint8_t *page = index_page(a, 0, l);
             if (a->fmt == KVS_INDEX_F32) {
                 const float nan = -NAN;
                 memcpy(page + 4 * ((l % PAGE) * DIM + gen_pick(&k->r, DIM)), &nan, sizeof nan);
@@ -266,16 +177,14 @@ static void score_nan(check_case *k, int32_t index)
 static void score_alone(check_case *k, int32_t index)
 {
     static const int32_t lens[] = {150, 151, 190, 64, 3, 170, 0, 129};
-    const score_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
+    const index_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
                            .n_head = g_heads[index / 2 % 8],
                            .n_req = 2,
                            .rows_per_req = 8,
                            .width = 4,
-                           .col_begin = 0,
-                           .col_end = 256,
                            .lens = lens,
                            .n_len = 8};
-    index_score_args *a = score_new(k, &s);
+    index_score_args *a = score_new(k, &s, 0, 256);
     score_expect *e = case_alloc(k, 1, sizeof *e);
     e->alone = case_buf(k, "alone", BUF_OUT, EL_F32, a->n_row * a->score_stride, 1);
     e->shift = 1 + gen_pick(&k->r, 40);
@@ -293,16 +202,14 @@ static void score_alone(check_case *k, int32_t index)
         for (int32_t row = 0; row < 8; row++) {
             ((int32_t *)a->kv_len)[8 + row] = a->kv_len[row] + e->shift;
         }
-        uint8_t *keys = (uint8_t *)a->keys;
         for (int64_t l = 0; l < 190 + e->shift; l++) {
-            uint8_t *to = keys + a->table[a->table_stride + l / PAGE] * a->page_stride;
+            uint8_t *to = index_page(a, 1, l);
             if (l < e->shift) {
                 put_key(&k->r, a->fmt, to, l % PAGE);
                 continue;
             }
             const int64_t from = l - e->shift;
-            copy_key(a->fmt, to, l % PAGE, keys + a->table[from / PAGE] * a->page_stride,
-                     from % PAGE);
+            copy_key(a->fmt, to, l % PAGE, index_page(a, 0, from), from % PAGE);
         }
     }
     score_finish(k);
@@ -337,7 +244,7 @@ static void compare_alone(const index_score_args *a, const score_expect *e, chec
     for (int64_t row = 0; row < a->n_row; row++) {
         const float *whole = a->score + row * a->score_stride;
         const float *alone = e->alone + row * a->score_stride;
-        for (int64_t c = 0; c < e->n_col; c++) {
+        for (int64_t c = 0; c < e->all.n_col; c++) {
             cmp_bits(r, (coord){"row alone, in pieces", row, -1, c}, alone[c], whole[c]);
         }
         if (row < 8) {
@@ -352,11 +259,8 @@ static void compare_alone(const index_score_args *a, const score_expect *e, chec
 void score_compare_one(const index_score_args *a, const orc_score *o, int64_t row, int64_t col,
                        const check_variant *v, check_result *r)
 {
-    const double tol = fmax(sqrt(128.0), v->dot_u) * u * o->dot_terms +
-                       (sqrt((double)a->n_head) + 2.0) * u * o->sum_terms +
-                       2.0 * u * fabs(o->value) + 0x1p-149;
     cmp_near(r, (coord){"score", row, -1, col}, a->score[row * a->score_stride + col], o->value,
-             tol);
+             index_score_bound(a, o, v));
 }
 
 static void score_compare(check_case *k, const check_variant *v, check_result *r)
@@ -364,9 +268,10 @@ static void score_compare(check_case *k, const check_variant *v, check_result *r
     const index_score_args *a = k->args;
     const score_expect *e = k->expect;
     for (int64_t row = 0; row < a->n_row; row++) {
-        for (int64_t c = 0; c < e->n_col; c++) {
-            if (e->state[row * e->n_col + c]) {
-                score_compare_one(a, &e->score[row * e->n_col + c], row, c, v, r);
+        for (int64_t c = 0; c < e->all.n_col; c++) {
+            const int64_t at = row * e->all.n_col + c;
+            if (e->all.state[at]) {
+                score_compare_one(a, &e->all.score[at], row, c, v, r);
             } else {
                 cmp_near(r, (coord){"score", row, -1, c}, a->score[row * a->score_stride + c],
                          -INFINITY, 0.0);
@@ -376,9 +281,7 @@ static void score_compare(check_case *k, const check_variant *v, check_result *r
     if (e->alone != NULL) {
         compare_alone(a, e, r);
     }
-    cmp_i64(r, (coord){"n_bad_id", 0, -1, -1}, (int64_t)case_counted(k, a->n_bad_id),
-            (int64_t)e->n_bad);
-    cmp_i64(r, (coord){"n_key", 0, -1, -1}, (int64_t)case_counted(k, a->n_key), (int64_t)e->n_key);
+    index_compare_counts(k, a, &e->all, r);
 }
 
 static int score_filled(const kern_table *t)
