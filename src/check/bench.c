@@ -181,11 +181,6 @@ kvs_status bench_ceiling(bench_run *b, roof_kind kind, double *rate, kvs_error *
 
 /* ---- timing ---------------------------------------------------------------------------------- */
 
-typedef struct timing {
-    double median_us, min_us, p90_us;
-    int32_t n;
-} timing;
-
 static int by_value(const void *pa, const void *pb)
 {
     const double a = *(const double *)pa;
@@ -205,10 +200,10 @@ static kvs_status sample(bench_case *c, int32_t inner, int32_t *set, int64_t *ns
     return dev_queue_check(&c->run->queue, err);
 }
 
-static timing summary(double *us, int32_t n)
+bench_timing bench_summary(double *us, int32_t n)
 {
     qsort(us, (size_t)n, sizeof *us, by_value);
-    timing t = {.n = n, .min_us = us[0]};
+    bench_timing t = {.n = n, .min_us = us[0]};
     t.median_us = n % 2 != 0 ? us[n / 2] : 0.5 * (us[n / 2 - 1] + us[n / 2]);
     t.p90_us = us[(int32_t)ceil(0.9 * n) - 1];
     return t;
@@ -227,7 +222,7 @@ static kvs_status ask(bench_run *b, kvs_error *err)
                : KVS_OK;
 }
 
-static kvs_status time_case(bench_case *c, timing *t, kvs_error *err)
+static kvs_status time_case(bench_case *c, bench_timing *t, kvs_error *err)
 {
     const int32_t reps = c->run->cfg->reps;
     const int32_t most = reps > 0 ? reps : SAMPLE_MAX;
@@ -254,7 +249,7 @@ static kvs_status time_case(bench_case *c, timing *t, kvs_error *err)
         }
     }
     if (st >= 0) {
-        *t = summary(us, n);
+        *t = bench_summary(us, n);
     }
     mem_free(us);
     return st;
@@ -328,7 +323,7 @@ static kvs_status run_case(bench_case *c, const bench_op *op, kvs_error *err)
     };
     /* the ceilings come first, so that they are those of just before */
     TRY(share_of(c, &row, err));
-    timing t = {.n = 0};
+    bench_timing t = {.n = 0};
     TRY(time_case(c, &t, err));
     row.n_rep = t.n;
     row.median_us = t.median_us;
@@ -604,7 +599,7 @@ kvs_status bench_roof(bench_run *b, kvs_error *err)
         for (int i = 0; i < ROOF_N_WINDOW; i++) {
             us[i] = v.window[i] * 1e6;
         }
-        const timing t = summary(us, ROOF_N_WINDOW);
+        const bench_timing t = bench_summary(us, ROOF_N_WINDOW);
         const int bytes = roof_is_bytes(kind);
         const double rate = v.work / t.median_us * 1e6;
         char name[64];

@@ -95,6 +95,14 @@ struct bench_run {
     char first_wrong[CHECK_MAX_DETAIL + 96];
 };
 
+/* What samples in microseconds say; sorts them. n at least 1. */
+typedef struct bench_timing {
+    double median_us, min_us, p90_us;
+    int32_t n;
+} bench_timing;
+
+bench_timing bench_summary(double *us, int32_t n);
+
 /* Sets c->skip to a text. */
 kvs_status bench_skip(bench_case *c, const char *fmt, ...) ERR_PRINTF(2, 3);
 /* Zeroed memory of the case, huge pages where it is large. KVS_LIMIT past 6 GiB together. */

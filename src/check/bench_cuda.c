@@ -3,11 +3,11 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "check/bench.h"
 #include "num/kvfmt.h"
 
 enum { TRASH_MIB = 512, READ_MIB = 2048, N_READ = 5, GRAPH_MAX = 96, GRAPH_REPS = 7, REPS = 80 };
@@ -62,21 +62,9 @@ check_variant cuda_case_variant(const cuda_case *c)
 
 /* ---- timing ---------------------------------------------------------------------------------- */
 
-typedef struct timing {
-    double median_us, min_us, p90_us;
-    int32_t n;
-} timing;
-
-static int by_value(const void *pa, const void *pb)
-{
-    const double a = *(const double *)pa;
-    const double b = *(const double *)pb;
-    return (a > b) - (a < b);
-}
-
 /* Isolated calls. Before each batch the device gets some work, so that the host is ahead of it and no
  * event waits for a launch. */
-static kvs_status time_alone(cuda_case *c, void (*launch)(cuda_case *, int32_t), timing *t,
+static kvs_status time_alone(cuda_case *c, void (*launch)(cuda_case *, int32_t), bench_timing *t,
                              kvs_error *err)
 {
     cuda_bench *b = c->b;
@@ -109,11 +97,7 @@ static kvs_status time_alone(cuda_case *c, void (*launch)(cuda_case *, int32_t),
         done += n;
     }
     if (st == KVS_OK) {
-        qsort(us, (size_t)reps, sizeof *us, by_value);
-        t->n = reps;
-        t->min_us = us[0];
-        t->median_us = reps % 2 != 0 ? us[reps / 2] : 0.5 * (us[reps / 2 - 1] + us[reps / 2]);
-        t->p90_us = us[(int32_t)ceil(0.9 * reps) - 1];
+        *t = bench_summary(us, reps);
     }
     mem_free(us);
     return st;
@@ -142,8 +126,7 @@ static kvs_status time_graph(cuda_case *c, double *us, kvs_error *err)
         sample[i] = dev_event_elapsed_us(&b->event[0], &b->event[1]) / n;
     }
     dev_graph_free(&g);
-    qsort(sample, GRAPH_REPS, sizeof *sample, by_value);
-    *us = sample[GRAPH_REPS / 2];
+    *us = bench_summary(sample, GRAPH_REPS).median_us;
     return dev_queue_check(q, err);
 }
 
@@ -162,8 +145,8 @@ static void hand_over(cuda_bench *b, const kvs_bench_row *row, const char *why)
 
 static kvs_status run_case(cuda_case *c, const char *op, kvs_error *err)
 {
-    timing t = {0};
-    timing floor = {0};
+    bench_timing t = {0};
+    bench_timing floor = {0};
     double graph_us = 0.0;
     check_result r;
     memset(&r, 0, sizeof r);
@@ -228,18 +211,18 @@ static kvs_status measure_read(cuda_bench *b, int want_row, kvs_error *err)
     }
     dev_cuda.free(p);
     TRY(dev_queue_check(q, err));
-    qsort(us, N_READ, sizeof *us, by_value);
-    b->read_rate = (double)bytes / us[N_READ / 2] * 1e6;
+    const bench_timing t = bench_summary(us, N_READ);
+    b->read_rate = (double)bytes / t.median_us * 1e6;
     if (want_row) {
         const kvs_bench_row row = {.name = "read",
                                    .op = "roof",
                                    .variant = "read",
                                    .device = "cuda",
                                    .kv = "",
-                                   .n_rep = N_READ,
-                                   .median_us = us[N_READ / 2],
-                                   .min_us = us[0],
-                                   .p90_us = us[N_READ - 1],
+                                   .n_rep = t.n,
+                                   .median_us = t.median_us,
+                                   .min_us = t.min_us,
+                                   .p90_us = t.p90_us,
                                    .gbyte = (double)bytes * 1e-9,
                                    .byte_per_s = b->read_rate,
                                    .ceiling_kind = "read",
