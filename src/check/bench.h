@@ -116,6 +116,21 @@ check_variant bench_variant(const bench_case *c);
 /* k distinct numbers of 0 .. n-1, ascending. mark: [n] zeroed bytes, zeroed again after. */
 void bench_sample(rng *r, int32_t n, int32_t k, uint8_t *mark, int32_t *out);
 
+/* The list of a row of sparse attention on rank 0 (bench_attn.c). */
+typedef struct bench_list {
+    shard_geom geom;
+    int32_t n_lane;
+    int32_t bound, topk;  /* so many of the sequence's first `bound` positions */
+    double invalid;       /* share of the rank's entries that become -1 */
+    const int32_t *table; /* pages of the sequence on the rank; NULL: one behind the other, ... */
+    int64_t first;        /* ... from this slot on */
+} bench_list;
+
+/* Slots of the positions that the rank owns, lane by lane; count: [n_lane], zeroed before. Returns how many are
+ * attended. pos, mark: [len] scratch, mark zeroed before and after. */
+int64_t bench_draw_list(rng *r, const bench_list *l, int32_t *pos, uint8_t *mark, int32_t *slots,
+                        int32_t *count);
+
 /* `bytes` of scratch for a kernel call with this run's queue, kept until the case ends. */
 kvs_status bench_scratch(bench_case *c, size_t bytes, void **out, size_t *n, kvs_error *err);
 

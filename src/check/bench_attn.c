@@ -147,38 +147,49 @@ static kvs_status make_dense(bench_case *c, attn_state *s, kvs_error *err)
     return KVS_OK;
 }
 
-/* One row: positions of the sequence, those of this rank as slots lane by lane, some taken away. */
-static int64_t draw_row(bench_case *c, attn_state *s, int32_t set, int32_t row, int32_t *pos,
-                        uint8_t *mark)
+int64_t bench_draw_list(rng *r, const bench_list *l, int32_t *pos, uint8_t *mark, int32_t *slots,
+                        int32_t *count)
 {
-    const attn_args *a = &s->a;
-    const int32_t bound = (int32_t)shard_bound(c->p.len, c->p.q, row % c->p.q);
-    const int32_t k = c->p.topk < bound ? c->p.topk : bound;
-    int32_t *out = s->slots + ((int64_t)set * a->n_row + row) * a->slots_stride;
-    int32_t *count = s->count + ((int64_t)set * a->n_row + row) * a->n_lane;
-    const int32_t *table =
-        s->table + ((int64_t)(set % s->n_context) * c->p.batch + row / c->p.q) * s->pages;
-    bench_sample(&c->r, bound, k, mark, pos);
+    const int32_t k = l->topk < l->bound ? l->topk : l->bound;
+    bench_sample(r, l->bound, k, mark, pos);
     int64_t n = 0;
-    for (int32_t lane = 0; lane < a->n_lane; lane++) {
+    for (int32_t lane = 0; lane < l->n_lane; lane++) {
         for (int32_t i = 0; i < k; i++) {
             const kvs_pos p = {pos[i]};
-            if (shard_owner(c->geom, p) != 0) {
+            if (shard_owner(l->geom, p) != 0) {
                 continue;
             }
-            const kvs_local l = shard_local(c->geom, p);
-            if (shard_lane_of_local(a->n_lane, c->geom.i, l) == lane) {
-                out[n++] = (int32_t)shard_slot(table, l).v;
+            const kvs_local at = shard_local(l->geom, p);
+            if (shard_lane_of_local(l->n_lane, l->geom.i, at) == lane) {
+                slots[n++] =
+                    (int32_t)(l->table != NULL ? shard_slot(l->table, at).v : l->first + at.v);
                 count[lane]++;
             }
         }
     }
-    const int32_t gone = (int32_t)(c->p.invalid * (double)n + 0.5);
-    bench_sample(&c->r, (int32_t)n, gone, mark, pos);
+    const int32_t gone = (int32_t)(l->invalid * (double)n + 0.5);
+    bench_sample(r, (int32_t)n, gone, mark, pos);
     for (int32_t i = 0; i < gone; i++) {
-        out[pos[i]] = -1;
+        slots[pos[i]] = -1;
     }
     return n - gone;
+}
+
+/* One row of a set; returns how many keys it attends. */
+static int64_t draw_row(bench_case *c, attn_state *s, int32_t set, int32_t row, int32_t *pos,
+                        uint8_t *mark)
+{
+    const attn_args *a = &s->a;
+    const int64_t at = (int64_t)set * a->n_row + row;
+    const int64_t seq = (int64_t)(set % s->n_context) * c->p.batch + row / c->p.q;
+    const bench_list l = {.geom = c->geom,
+                          .n_lane = a->n_lane,
+                          .bound = (int32_t)shard_bound(c->p.len, c->p.q, row % c->p.q),
+                          .topk = c->p.topk,
+                          .invalid = c->p.invalid,
+                          .table = s->table + seq * s->pages};
+    return bench_draw_list(&c->r, &l, pos, mark, s->slots + at * a->slots_stride,
+                           s->count + at * a->n_lane);
 }
 
 static kvs_status make_sparse(bench_case *c, attn_state *s, kvs_error *err)

@@ -68,36 +68,18 @@ static void fetch_only(cuda_case *c, int32_t set)
 static int64_t draw_row(cuda_case *c, attn_bench *s, int32_t set, int32_t row, int32_t *pos,
                         uint8_t *mark)
 {
-    const shard_geom geom = {.n = c->p.dcp, .i = 1};
     const attn_args *a = &s->a;
-    const int64_t local = shard_len(geom, c->p.len);
-    const int32_t bound = (int32_t)shard_bound(c->p.len, c->p.q, row % c->p.q);
-    const int32_t k = c->p.topk < bound ? c->p.topk : bound;
     const int64_t at = (int64_t)set * a->n_row + row;
-    int32_t *out = s->slots + at * a->slots_stride;
-    int32_t *count = s->count + at * a->n_lane;
-    const int64_t base = row / c->p.q * shard_cdiv(local, PAGE) * PAGE;
-    bench_sample(&c->r, bound, k, mark, pos);
-    int64_t n = 0;
-    for (int32_t lane = 0; lane < a->n_lane; lane++) {
-        for (int32_t i = 0; i < k; i++) {
-            const kvs_pos p = {pos[i]};
-            if (shard_owner(geom, p) != 0) {
-                continue;
-            }
-            const kvs_local l = shard_local(geom, p);
-            if (shard_lane_of_local(a->n_lane, 1, l) == lane) {
-                out[n++] = (int32_t)(base + l.v);
-                count[lane]++;
-            }
-        }
-    }
-    const int32_t gone = (int32_t)(c->p.invalid * (double)n + 0.5);
-    bench_sample(&c->r, (int32_t)n, gone, mark, pos);
-    for (int32_t i = 0; i < gone; i++) {
-        out[pos[i]] = -1;
-    }
-    return n - gone;
+    const shard_geom geom = {.n = c->p.dcp, .i = 1};
+    const int64_t pages = shard_cdiv(shard_len(geom, c->p.len), PAGE);
+    const bench_list l = {.geom = geom,
+                          .n_lane = a->n_lane,
+                          .bound = (int32_t)shard_bound(c->p.len, c->p.q, row % c->p.q),
+                          .topk = c->p.topk,
+                          .invalid = c->p.invalid,
+                          .first = row / c->p.q * pages * PAGE};
+    return bench_draw_list(&c->r, &l, pos, mark, s->slots + at * a->slots_stride,
+                           s->count + at * a->n_lane);
 }
 
 /* Lists of all sets, on the host; then the same on the device. */
