@@ -218,7 +218,7 @@ static kvs_status ask(bench_run *b, kvs_error *err)
     }
     b->asked_ns = now;
     return b->cfg->progress(b->cfg->ctx, b->what, b->n_done - 1, b->n_total) != 0
-               ? err_set(err, KVS_CANCELLED, "bench: ended after %d rows", b->n_row)
+               ? err_set(err, KVS_CANCELLED, "bench: ended after %d rows", b->tally.n_row)
                : KVS_OK;
 }
 
@@ -287,17 +287,23 @@ static kvs_status share_of(bench_case *c, kvs_bench_row *row, kvs_error *err)
     return KVS_OK;
 }
 
-static void hand_over(bench_run *b, const kvs_bench_row *row, const char *why)
+void bench_hand_over(const kvs_bench_config *cfg, bench_tally *t, const kvs_bench_row *row,
+                     const char *why)
 {
-    b->n_row++;
-    if (!row->passed) {
-        if (b->n_wrong++ == 0) {
-            snprintf(b->first_wrong, sizeof b->first_wrong, "%s %s: %s", row->op, row->name, why);
-        }
+    t->n_row++;
+    if (!row->passed && t->n_wrong++ == 0) {
+        snprintf(t->first_wrong, sizeof t->first_wrong, "%s %s: %s", row->op, row->name, why);
     }
-    if (b->cfg->row != NULL) {
-        b->cfg->row(b->cfg->ctx, row);
+    if (cfg->row != NULL) {
+        cfg->row(cfg->ctx, row);
     }
+}
+
+kvs_status bench_verdict(const bench_tally *t, kvs_error *err)
+{
+    return t->n_wrong == 0 ? KVS_OK
+                           : err_set(err, KVS_INTERNAL, "%d of %d rows are wrong, first %s",
+                                     (int)t->n_wrong, (int)t->n_row, t->first_wrong);
 }
 
 static kvs_status run_case(bench_case *c, const bench_op *op, kvs_error *err)
@@ -337,7 +343,7 @@ static kvs_status run_case(bench_case *c, const bench_op *op, kvs_error *err)
     TRY(c->check(c, &r, err));
     row.passed = r.n_bad == 0;
     row.err = r.worst;
-    hand_over(c->run, &row, r.first);
+    bench_hand_over(c->run->cfg, &c->run->tally, &row, r.first);
     return KVS_OK;
 }
 
@@ -519,7 +525,8 @@ static kvs_status report(bench_run *b, const bench_op *op, const bench_point *p,
     const int stop = b->cfg->progress != NULL &&
                      b->cfg->progress(b->cfg->ctx, b->what, b->n_done, b->n_total) != 0;
     b->n_done++;
-    return stop ? err_set(err, KVS_CANCELLED, "bench: ended after %d rows", b->n_row) : KVS_OK;
+    return stop ? err_set(err, KVS_CANCELLED, "bench: ended after %d rows", b->tally.n_row)
+                : KVS_OK;
 }
 
 /* A point that cannot be run is left out with a warning; b->left_out keeps the last reason. */
@@ -572,13 +579,13 @@ static kvs_status run_op(bench_run *b, const bench_op *op, const grid *g, kvs_er
         return bench_roof(b, err);
     }
     const int64_t n = grid_size(g);
-    const int32_t rows_before = b->n_row;
+    const int32_t rows_before = b->tally.n_row;
     for (int64_t i = 0; i < n; i++) {
         int32_t i_label = 0;
         const bench_point p = grid_point(g, i, &i_label);
         TRY(run_point(b, op, &p, i_label, err));
     }
-    if (b->n_row == rows_before && n > 0) {
+    if (b->tally.n_row == rows_before && n > 0) {
         return err_set(err, KVS_INVALID, "bench %s: %s", op->pub.name, b->left_out);
     }
     return KVS_OK;
@@ -624,7 +631,7 @@ kvs_status bench_roof(bench_run *b, kvs_error *err)
             .share = rate / v.best_seen,
             .passed = 1, /* a loop with a wrong result has failed the measurement */
         };
-        hand_over(b, &row, "");
+        bench_hand_over(b->cfg, &b->tally, &row, "");
     }
     return KVS_OK;
 }
@@ -741,11 +748,7 @@ static kvs_status run_all(bench_run *b, const kern_table *kern, kvs_error *err)
     TRY(roof_open(&b->roof, roof_bytes(b->cfg), b->features, err));
     orc_init();
     TRY(op != NULL ? run_one(b, op, err) : run_short(b, err));
-    if (b->n_wrong > 0) {
-        return err_set(err, KVS_INTERNAL, "%d of %d rows are wrong, first %s", b->n_wrong, b->n_row,
-                       b->first_wrong);
-    }
-    return KVS_OK;
+    return bench_verdict(&b->tally, err);
 }
 
 kvs_status bench_run_table(const kvs_bench_config *cfg, const kern_table *kern, kvs_error *err)

@@ -34,6 +34,12 @@ typedef struct bench_point {
     int32_t kv; /* kvs_kv_format, or kvs_index_format for index keys as fp8 or f32 */
 } bench_point;
 
+/* Rows handed to the caller. */
+typedef struct bench_tally {
+    int32_t n_row, n_wrong;
+    char first_wrong[CHECK_MAX_DETAIL + 96];
+} bench_tally;
+
 typedef struct bench_run bench_run;
 typedef struct bench_case bench_case;
 
@@ -90,9 +96,8 @@ struct bench_run {
     int64_t n_done, n_total;
     char what[96]; /* the case in hand, for progress */
     int64_t asked_ns;
-    int32_t n_row, n_wrong;
+    bench_tally tally;
     char left_out[96];
-    char first_wrong[CHECK_MAX_DETAIL + 96];
 };
 
 /* What samples in microseconds say; sorts them. n at least 1. */
@@ -102,6 +107,12 @@ typedef struct bench_timing {
 } bench_timing;
 
 bench_timing bench_summary(double *us, int32_t n);
+
+/* Hands over and counts a row; why: what is wrong with it, where something is. */
+void bench_hand_over(const kvs_bench_config *cfg, bench_tally *t, const kvs_bench_row *row,
+                     const char *why);
+/* At the end of a run: KVS_INTERNAL where a row was wrong. */
+kvs_status bench_verdict(const bench_tally *t, kvs_error *err);
 
 /* Sets c->skip to a text. */
 kvs_status bench_skip(bench_case *c, const char *fmt, ...) ERR_PRINTF(2, 3);

@@ -7,7 +7,6 @@
 
 #include "base/err.h"
 #include "base/mem.h"
-#include "check/bench.h"
 #include "num/kvfmt.h"
 
 enum { TRASH_MIB = 512, READ_MIB = 2048, N_READ = 5, GRAPH_MAX = 96, GRAPH_REPS = 7, REPS = 80 };
@@ -132,17 +131,6 @@ static kvs_status time_graph(cuda_case *c, double *us, kvs_error *err)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static void hand_over(cuda_bench *b, const kvs_bench_row *row, const char *why)
-{
-    b->n_row++;
-    if (!row->passed && b->n_wrong++ == 0) {
-        snprintf(b->first_wrong, sizeof b->first_wrong, "%s %s: %s", row->op, row->name, why);
-    }
-    if (b->cfg->row != NULL) {
-        b->cfg->row(b->cfg->ctx, row);
-    }
-}
-
 static kvs_status run_case(cuda_case *c, const char *op, kvs_error *err)
 {
     bench_timing t = {0};
@@ -187,7 +175,7 @@ static kvs_status run_case(cuda_case *c, const char *op, kvs_error *err)
         .passed = r.n_bad == 0,
         .err = r.worst,
     };
-    hand_over(c->b, &row, r.first);
+    bench_hand_over(c->b->cfg, &c->b->tally, &row, r.first);
     return KVS_OK;
 }
 
@@ -229,7 +217,7 @@ static kvs_status measure_read(cuda_bench *b, int want_row, kvs_error *err)
                                    .ceiling = b->read_rate,
                                    .share = 1.0,
                                    .passed = 1};
-        hand_over(b, &row, "");
+        bench_hand_over(b->cfg, &b->tally, &row, "");
     }
     return KVS_OK;
 }
@@ -278,7 +266,7 @@ static kvs_status run_point(cuda_bench *b, const cuda_op *op, const cuda_point *
              (int)p->q, (int)p->heads, (int)p->dcp);
     if (b->cfg->progress != NULL &&
         b->cfg->progress(b->cfg->ctx, what, b->n_done, b->n_total) != 0) {
-        return err_set(err, KVS_CANCELLED, "bench: ended after %d rows", (int)b->n_row);
+        return err_set(err, KVS_CANCELLED, "bench: ended after %d rows", (int)b->tally.n_row);
     }
     cuda_case *c = mem_calloc(1, sizeof *c);
     if (c == NULL) {
@@ -451,11 +439,7 @@ static kvs_status run_all(cuda_bench *b, kvs_error *err)
             TRY(run_op(b, &k_op[i], err));
         }
     }
-    if (b->n_wrong > 0) {
-        return err_set(err, KVS_INTERNAL, "%d of %d rows are wrong, first %s", (int)b->n_wrong,
-                       (int)b->n_row, b->first_wrong);
-    }
-    return KVS_OK;
+    return bench_verdict(&b->tally, err);
 }
 
 kvs_status bench_run_cuda(const kvs_bench_config *cfg, kvs_error *err)

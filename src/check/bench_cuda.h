@@ -8,6 +8,7 @@
 #ifndef CHECK_BENCH_CUDA_H
 #define CHECK_BENCH_CUDA_H
 
+#include "check/bench.h"
 #include "check/check.h"
 #include "check/roof_cuda.h"
 #include "kvspan/bench.h"
@@ -32,8 +33,7 @@ typedef struct cuda_bench {
     void *trash;      /* what fills keep the device busy with while the host enqueues */
     double read_rate; /* bytes per second of streaming reads */
     int64_t n_done, n_total;
-    int32_t n_row, n_wrong;
-    char first_wrong[CHECK_MAX_DETAIL + 96];
+    bench_tally tally;
 } cuda_bench;
 
 typedef struct cuda_case cuda_case;
