@@ -236,7 +236,7 @@ static __device__ __forceinline__ void queries_load(const sparse_params &p, uint
         }
     }
     fence_async();
-    named_barrier(BAR_SUM, CONSUMERS);
+    named_barrier<BAR_SUM, CONSUMERS>();
 }
 
 /* ---- softmax ------------------------------------------------------------------------------- */
@@ -335,7 +335,7 @@ static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2],
         for (int i = 0; i < (N >= 32 ? N / 32 : 1); i++)
             atoms_max(max_at + head_of(at + i, t) * 4, float_order(m[i]));
     }
-    named_barrier(BAR_MAX, CONSUMERS);
+    named_barrier<BAR_MAX, CONSUMERS>();
     bool moved = false;
     float alpha[N / 4];
 #pragma unroll
@@ -400,7 +400,7 @@ static __device__ __forceinline__ float softmax(state<N> &st, float (&s)[N / 2],
         sts_f(ref_at + other + threadIdx.x * 4, next_init ? NEG_INF : ref);
     }
     fence_async();
-    named_barrier(BAR_P, CONSUMERS);
+    named_barrier<BAR_P, CONSUMERS>();
     return ref;
 }
 
@@ -566,7 +566,7 @@ static __device__ __forceinline__ void finish(const sparse_params &p, state<N> &
 #pragma unroll
     for (int i = 0; i < (N >= 32 ? N / 32 : 1); i++)
         sts_f(smem + L::sum_at + ((4 * group + warp) * N + head_of(at + i, quad)) * 4, st.l[i]);
-    named_barrier(BAR_SUM, CONSUMERS);
+    named_barrier<BAR_SUM, CONSUMERS>();
     if (threadIdx.x < N) {
         float l = 0.0f;
         for (int i = 0; i < 8; i++)
@@ -582,7 +582,7 @@ static __device__ __forceinline__ void finish(const sparse_params &p, state<N> &
                 atomicAdd(p.n_nan, 1ull);
         }
     }
-    named_barrier(BAR_SUM, CONSUMERS);
+    named_barrier<BAR_SUM, CONSUMERS>();
     const int dim = 256 * group + 16 * warp + (FMT == SPARSE_FP8 ? 2 : 1) * (lane / 4);
     if (!t.wide || FMT != SPARSE_FP8)
         results_store<N, FMT, 0>(st, t, smem, dim, quad, n_head);

@@ -178,12 +178,12 @@ score_piece(const index_select_args &s, sel_state *st, const ix_group &g, const 
         for (int32_t t = step + wg; t < min(t1, step + STEP_TILE); t += IX_N_WG) {
             const int64_t it = it0 + t - t0;
             const int32_t slot = (int32_t)(it % stages<R>());
-            ix_bar_wait(&st->ring.full[slot], (uint32_t)(it / stages<R>()) & 1);
+            mbar_wait(ptx_shared(&st->ring.full[slot]), (uint32_t)(it / stages<R>()) & 1);
             const bool ok = st->ring.ok[slot] != 0;
             const ix_keys key = ix_load_keys(stage + slot * IX_STAGE, tid);
             __syncwarp();
             if (tid % 32 == 0) {
-                ix_bar_arrive(&st->ring.empty[slot]);
+                mbar_arrive(ptx_shared(&st->ring.empty[slot]));
             }
             if (!ok) {
                 continue;
@@ -194,7 +194,7 @@ score_piece(const index_select_args &s, sel_state *st, const ix_group &g, const 
                 if (r >= g.n) {
                     break;
                 }
-                const float score = ix_score<NH>(key, ix_q_desc(q + r * NH * 128),
+                const float score = ix_score<NH>(key, wgmma_tile(ptx_shared(q + r * NH * 128)),
                                                  w + r * 4 * ix_w_stride<NH>(), tid);
                 /* false for NaN */
                 bool want = tid % 4 < 2 && id < len[r] && score >= st->least[r];
@@ -541,7 +541,7 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
     select_kernel(const __grid_constant__ sel_kernel_args a)
 {
     extern __shared__ uint8_t raw[];
-    uint8_t *q = raw + (1024 - (ix_smem(raw) & 1023)) % 1024;
+    uint8_t *q = raw + (1024 - (ptx_shared(raw) & 1023)) % 1024;
     uint8_t *stage = q + R * NH * 128;
     uint2 *cand = (uint2 *)(stage + stages<R>() * IX_STAGE);
     sel_state *st = (sel_state *)(cand + R * cap<R>());

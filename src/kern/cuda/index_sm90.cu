@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
     score_kernel(const __grid_constant__ index_score_args a)
 {
     extern __shared__ uint8_t raw[];
-    uint8_t *q = raw + (1024 - (ix_smem(raw) & 1023)) % 1024;
+    uint8_t *q = raw + (1024 - (ptx_shared(raw) & 1023)) % 1024;
     uint8_t *stage = q + STORE_ROWS * NH * 128;
     store_shared *s = (store_shared *)(stage + STORE_STAGE * IX_STAGE);
     float *w = (float *)(s + 1);
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
         for (int32_t t = t0 + wg; t < t1; t += IX_N_WG) {
             const int64_t it = done + t - t0;
             const int32_t slot = (int32_t)(it % STORE_STAGE);
-            ix_bar_wait(&s->ring.full[slot], (uint32_t)(it / STORE_STAGE) & 1);
+            mbar_wait(ptx_shared(&s->ring.full[slot]), (uint32_t)(it / STORE_STAGE) & 1);
             const bool ok = s->ring.ok[slot] != 0;
             ix_keys k = {};
             if (ok) {
@@ -61,13 +61,13 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
             }
             __syncwarp();
             if (tid % 32 == 0) {
-                ix_bar_arrive(&s->ring.empty[slot]);
+                mbar_arrive(ptx_shared(&s->ring.empty[slot]));
             }
             const int64_t col = (int64_t)t * 64 + ix_token(tid);
             for (int32_t r = 0; r < g.n; r++) {
                 float score = -INFINITY;
                 if (ok) {
-                    score = ix_score<NH>(k, ix_q_desc(q + r * NH * 128),
+                    score = ix_score<NH>(k, wgmma_tile(ptx_shared(q + r * NH * 128)),
                                          w + r * 4 * ix_w_stride<NH>(), tid);
                 }
                 if (a.col_begin + col >= a.kv_len[g.row + r]) {

@@ -19,6 +19,7 @@
 
 #include <float.h>
 #include <math.h>
+#include "kern/cuda/ptx.cuh"
 #include "kern/index.h"
 #include "num/kvfmt.h"
 
@@ -33,62 +34,15 @@ enum {
 
 /* ---- instructions ------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ uint32_t ix_smem(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void ix_bar_init(uint64_t *bar, uint32_t n)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ix_smem(bar)), "r"(n) : "memory");
-}
-
-static __device__ __forceinline__ void ix_bar_arrive(uint64_t *bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ix_smem(bar)) : "memory");
-}
-
-static __device__ __forceinline__ void ix_bar_expect(uint64_t *bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ix_smem(bar)),
-                 "r"(bytes)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void ix_bar_wait(uint64_t *bar, uint32_t phase)
-{
-    asm volatile("{\n .reg .pred p;\n"
-                 "W: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 " @!p bra W;\n}" ::"r"(ix_smem(bar)),
-                 "r"(phase)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void ix_copy(void *to, const void *from, uint32_t bytes,
-                                               uint64_t *bar)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(ix_smem(to)),
-        "l"(from), "r"(bytes), "r"(ix_smem(bar))
-        : "memory");
-}
-
 static __device__ __forceinline__ void ix_team_sync()
 {
-    asm volatile("bar.sync %0, %1;" ::"n"((int)IX_BAR), "n"((int)IX_TEAM) : "memory");
+    named_barrier<IX_BAR, IX_TEAM>();
 }
 
 /* Whether any thread of the team says so. */
 static __device__ __forceinline__ bool ix_team_any(bool mine)
 {
-    int any;
-    asm volatile("{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
-                 " bar.red.or.pred q, %2, %3, p;\n selp.s32 %0, 1, 0, q;\n}"
-                 : "=r"(any)
-                 : "r"((int)mine), "n"((int)IX_BAR), "n"((int)IX_TEAM)
-                 : "memory");
-    return any != 0;
+    return named_barrier_any<IX_BAR, IX_TEAM>(mine);
 }
 
 static __device__ __forceinline__ float ix_relu(float x)
@@ -96,46 +50,6 @@ static __device__ __forceinline__ float ix_relu(float x)
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
     return y;
-}
-
-/* d[NH / 2] (+)= a (64 keys x 32 dims) times b (32 dims x NH heads). */
-template <int NH>
-static __device__ __forceinline__ void ix_mma(float (&d)[NH / 2], const uint32_t *a, uint64_t b,
-                                              int add)
-{
-#define IX_A     "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)
-#define IX_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-    if constexpr (NH == 8) {
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %9, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, "
-                     "{%4, %5, %6, %7}, %8, p, 1, 1;\n}"
-                     : IX_D4(0)
-                     : IX_A);
-    } else if constexpr (NH == 16) {
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %13, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1;\n}"
-                     : IX_D4(0), IX_D4(4)
-                     : IX_A);
-    } else if constexpr (NH == 32) {
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                     "{%16, %17, %18, %19}, %20, p, 1, 1;\n}"
-                     : IX_D4(0), IX_D4(4), IX_D4(8), IX_D4(12)
-                     : IX_A);
-    } else {
-        asm volatile(
-            "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-            "{%32, %33, %34, %35}, %36, p, 1, 1;\n}"
-            : IX_D4(0), IX_D4(4), IX_D4(8), IX_D4(12), IX_D4(16), IX_D4(20), IX_D4(24), IX_D4(28)
-            : IX_A);
-    }
-#undef IX_A
-#undef IX_D4
 }
 
 /* ---- work -------------------------------------------------------------------------------------- */
@@ -296,11 +210,11 @@ static __device__ void ix_ring_init(ix_ring *r)
 {
     if (threadIdx.x == 0) {
         for (int32_t i = 0; i < IX_MAX_STAGE; i++) {
-            ix_bar_init(&r->full[i], 1);
-            ix_bar_init(&r->empty[i], 4); /* the warps of one warpgroup */
+            mbar_init(ptx_shared(&r->full[i]), 1);
+            mbar_init(ptx_shared(&r->empty[i]), 4); /* the warps of one warpgroup */
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        mbar_init_fence();
+        fence_async();
     }
 }
 
@@ -361,14 +275,15 @@ static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_
             for (int32_t j = 0; j < n; j++) {
                 const int64_t p = __shfl_sync(~0u, page, j);
                 if (lane == 0) {
-                    ix_bar_wait(&ring->empty[slot], phase);
+                    mbar_wait(ptx_shared(&ring->empty[slot]), phase);
                     ring->ok[slot] = p >= 0;
                     if (p >= 0) {
-                        ix_bar_expect(&ring->full[slot], IX_STAGE);
-                        ix_copy(stage + (int64_t)slot * IX_STAGE, a.keys + p * a.page_stride,
-                                IX_STAGE, &ring->full[slot]);
+                        mbar_expect(ptx_shared(&ring->full[slot]), IX_STAGE);
+                        copy_bulk(ptx_shared(stage + (int64_t)slot * IX_STAGE),
+                                  a.keys + p * a.page_stride, IX_STAGE,
+                                  ptx_shared(&ring->full[slot]));
                     } else {
-                        ix_bar_arrive(&ring->full[slot]);
+                        mbar_arrive(ptx_shared(&ring->full[slot]));
                     }
                 }
                 slot++;
@@ -426,7 +341,7 @@ static __device__ void ix_load_q(const index_score_args &a, const ix_group &g, u
         w[(r * 4 + t) * ix_w_stride<NH>() + h / 8 * 2 + h % 2] =
             h < a.n_head ? a.w[(int64_t)(g.row + r) * a.n_head + h] : 0.0f;
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    fence_async();
 }
 
 /* ---- scores ------------------------------------------------------------------------------------ */
@@ -434,7 +349,7 @@ static __device__ void ix_load_q(const index_score_args &a, const ix_group &g, u
 /* A thread's part of a page: the A operand of four products, and the scale of the key whose score the
  * thread ends with (ix_token). */
 typedef struct ix_keys {
-    uint32_t a[16];
+    uint32_t a[4][4];
     float scale;
 } ix_keys;
 
@@ -458,24 +373,17 @@ static __device__ __forceinline__ ix_keys ix_load_keys(const uint8_t *page, int3
         const uint4 y = *(const uint4 *)(p + i * 1024 + (odd ? 0 : 16));
         const uint4 lo = odd ? y : x;
         const uint4 hi = odd ? x : y;
-        k.a[0 + i] = lo.x;
-        k.a[2 + i] = lo.y;
-        k.a[4 + i] = lo.z;
-        k.a[6 + i] = lo.w;
-        k.a[8 + i] = hi.x;
-        k.a[10 + i] = hi.y;
-        k.a[12 + i] = hi.z;
-        k.a[14 + i] = hi.w;
+        k.a[0][i] = lo.x;
+        k.a[0][2 + i] = lo.y;
+        k.a[1][i] = lo.z;
+        k.a[1][2 + i] = lo.w;
+        k.a[2][i] = hi.x;
+        k.a[2][2 + i] = hi.y;
+        k.a[3][i] = hi.z;
+        k.a[3][2 + i] = hi.w;
     }
     k.scale = *(const float *)(page + INDEX_SCALE_AT + 4 * ix_token(tid));
     return k;
-}
-
-static __device__ __forceinline__ uint64_t ix_q_desc(const uint8_t *q)
-{
-    /* rows of 128 bytes, swizzled in groups of eight */
-    return (uint64_t)((ix_smem(q) & 0x3FFFFu) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
-           (uint64_t)1 << 62;
 }
 
 /* Score of the key ix_token(tid) of a tile against one row. */
@@ -488,13 +396,13 @@ static __device__ __forceinline__ float ix_score(const ix_keys &k, uint64_t q, c
     for (int i = 0; i < NH / 2; i++) {
         d[i] = 0.0f;
     }
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        ix_mma<NH>(d, k.a + 4 * s, q + 2 * s, s > 0);
+        wgmma_rs<NH, OPERAND_E4M3>(d, k.a[s], q + 2 * s, s > 0);
     }
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    wgmma_commit();
+    wgmma_wait<0>();
     const float *my_w = w + tid % 4 * ix_w_stride<NH>();
     float s00 = 0.0f, s01 = 0.0f, s10 = 0.0f, s11 = 0.0f;
     alignas(16) float x[NH / 4];

@@ -32,6 +32,13 @@ __device__ __forceinline__ void mbar_arrive(uint32_t bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+/* The same, and the phase does not end before that many bytes of copy_bulk have come. */
+__device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
 /* Waits until the phase of this parity has ended. */
 __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
 {
@@ -55,6 +62,17 @@ __device__ __forceinline__ void copy16(uint32_t dst, const void *src, int bytes)
 __device__ __forceinline__ void copy16_arrive(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+/* `bytes` from global to shared memory by the copy engine, in pieces of 16; `bar` counts them (mbar_expect). */
+__device__ __forceinline__ void copy_bulk(uint32_t dst, const void *src, uint32_t bytes,
+                                          uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(dst),
+        "l"(src), "r"(bytes), "r"(bar)
+        : "memory");
 }
 
 __device__ __forceinline__ void prefetch_l2(const void *p)
@@ -144,13 +162,25 @@ __device__ __forceinline__ void stmatrix4_trans(uint32_t at, uint32_t a, uint32_
 
 /* ---- groups of warps ----------------------------------------------------------------------- */
 
-/* A barrier of `n` threads; bar 0 is __syncthreads. */
-__device__ __forceinline__ void named_barrier(int bar, int n)
+/* A barrier of N threads; BAR 0 is __syncthreads. */
+template <int BAR, int N> __device__ __forceinline__ void named_barrier()
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(n) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(BAR), "n"(N) : "memory");
 }
 
-/* The same, and whether `p` holds in all of them. */
+/* The same, and whether `p` holds in any of them. */
+template <int BAR, int N> __device__ __forceinline__ bool named_barrier_any(bool p)
+{
+    uint32_t r;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\n"
+                 "bar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+                 : "=r"(r)
+                 : "r"((uint32_t)p), "n"(BAR), "n"(N)
+                 : "memory");
+    return r;
+}
+
+/* A barrier of `n` threads, and whether `p` holds in all of them. */
 __device__ __forceinline__ bool named_barrier_all(int bar, int n, bool p)
 {
     uint32_t r;
@@ -188,10 +218,10 @@ __device__ __forceinline__ void grid_release()
 
 /* ---- matrix products ----------------------------------------------------------------------- */
 
-enum ptx_operand { OPERAND_F16, OPERAND_BF16 };
+enum ptx_operand { OPERAND_F16, OPERAND_BF16, OPERAND_E4M3 };
 
-/* An operand tile [rows][64 values of 16 bits], rows of 128 bytes swizzled by 16-byte chunks (chunk c of row r lies at
- * c ^ (r & 7)), aligned to 1024 bytes, the product's k along the row. */
+/* An operand tile [rows][64 values of 16 bits or 128 of 8], rows of 128 bytes swizzled by 16-byte chunks (chunk c of
+ * row r lies at c ^ (r & 7)), aligned to 1024 bytes, the product's k along the row. */
 __device__ __forceinline__ uint64_t wgmma_tile(uint32_t at)
 {
     return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
@@ -232,102 +262,72 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* d[64 x N] (+)= a[64 x 16] b[N x 16]^T: a in registers in the fragment order of mma.m16n8k16, b a tile of wgmma_tile
- * (32 bytes further for each k step of 16), d in the fragment order of mma, 8 columns after 8. add: 0 starts a sum. */
+/* d[64 x N] (+)= a[64 x K] b[N x K]^T, K = 16, or 32 of e4m3: a in registers in the fragment order of mma.m16n8k16
+ * (k32), b a tile of wgmma_tile (32 bytes further for each step of K), d in the fragment order of mma, 8 columns after
+ * 8. add: 0 starts a sum. */
 template <int N, ptx_operand T>
 __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                          int add);
 
-template <>
-__device__ __forceinline__ void wgmma_rs<16, OPERAND_F16>(float (&d)[8], const uint32_t (&a)[4],
-                                                          uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7}, "
-                 "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
+#define WGMMA_D8(i)                                                                                \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_AB "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)
 
-template <>
-__device__ __forceinline__ void wgmma_rs<16, OPERAND_BF16>(float (&d)[8], const uint32_t (&a)[4],
-                                                           uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7}, "
-                 "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
+/* kind: the k of one step and the types; signs: of a and b, and with 16 bits 0, b not being transposed. */
+#define WGMMA_8(kind, signs)                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"                                       \
+                 "wgmma.mma_async.sync.aligned.m64n8" kind " {%0, %1, %2, %3}, "                   \
+                 "{%4, %5, %6, %7}, %8, p, " signs ";\n}\n"                                        \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                  \
+                 : WGMMA_AB)
+#define WGMMA_16(kind, signs)                                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n16" kind " {"                                   \
+                 "%0, %1, %2, %3, %4, %5, %6, %7}, "                                               \
+                 "{%8, %9, %10, %11}, %12, p, " signs ";\n}\n"                                     \
+                 : WGMMA_D8(0)                                                                     \
+                 : WGMMA_AB)
+#define WGMMA_32(kind, signs)                                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n32" kind " {"                                   \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "         \
+                 "{%16, %17, %18, %19}, %20, p, " signs ";\n}\n"                                   \
+                 : WGMMA_D8(0), WGMMA_D8(8)                                                        \
+                 : WGMMA_AB)
+#define WGMMA_64(kind, signs)                                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n64" kind " {"                                   \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "          \
+                 "%30, %31}, "                                                                     \
+                 "{%32, %33, %34, %35}, %36, p, " signs ";\n}\n"                                   \
+                 : WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24)                            \
+                 : WGMMA_AB)
 
-template <>
-__device__ __forceinline__ void wgmma_rs<32, OPERAND_F16>(float (&d)[16], const uint32_t (&a)[4],
-                                                          uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-template <>
-__device__ __forceinline__ void wgmma_rs<32, OPERAND_BF16>(float (&d)[16], const uint32_t (&a)[4],
-                                                           uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-template <>
-__device__ __forceinline__ void wgmma_rs<64, OPERAND_F16>(float (&d)[32], const uint32_t (&a)[4],
-                                                          uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-                 "%30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-template <>
-__device__ __forceinline__ void wgmma_rs<64, OPERAND_BF16>(float (&d)[32], const uint32_t (&a)[4],
-                                                           uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-                 "%30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
+#define WGMMA_RS(N, type, kind, signs)                                                             \
+    template <>                                                                                    \
+    __device__ __forceinline__ void wgmma_rs<N, type>(float(&d)[N / 2], const uint32_t(&a)[4],     \
+                                                      uint64_t b, int add)                         \
+    {                                                                                              \
+        WGMMA_##N(kind, signs);                                                                    \
+    }
+WGMMA_RS(16, OPERAND_F16, "k16.f32.f16.f16", "1, 1, 0")
+WGMMA_RS(32, OPERAND_F16, "k16.f32.f16.f16", "1, 1, 0")
+WGMMA_RS(64, OPERAND_F16, "k16.f32.f16.f16", "1, 1, 0")
+WGMMA_RS(16, OPERAND_BF16, "k16.f32.bf16.bf16", "1, 1, 0")
+WGMMA_RS(32, OPERAND_BF16, "k16.f32.bf16.bf16", "1, 1, 0")
+WGMMA_RS(64, OPERAND_BF16, "k16.f32.bf16.bf16", "1, 1, 0")
+WGMMA_RS(8, OPERAND_E4M3, "k32.f32.e4m3.e4m3", "1, 1")
+WGMMA_RS(16, OPERAND_E4M3, "k32.f32.e4m3.e4m3", "1, 1")
+WGMMA_RS(32, OPERAND_E4M3, "k32.f32.e4m3.e4m3", "1, 1")
+WGMMA_RS(64, OPERAND_E4M3, "k32.f32.e4m3.e4m3", "1, 1")
+#undef WGMMA_RS
+#undef WGMMA_64
+#undef WGMMA_32
+#undef WGMMA_16
+#undef WGMMA_8
+#undef WGMMA_AB
+#undef WGMMA_D8
 
 #endif

@@ -13,6 +13,8 @@
 
 #include <stdint.h>
 
+#include "kern/cuda/ptx.cuh"
+
 enum { SEL_TEAM = 512, SEL_BAR = 1, SEL_BIN = 2048, SEL_WARP = SEL_TEAM / 32 };
 
 typedef struct sel_shared {
@@ -28,7 +30,7 @@ typedef struct sel_cut {
 
 static __device__ __forceinline__ void sel_sync()
 {
-    asm volatile("bar.sync %0, %1;" ::"n"((int)SEL_BAR), "n"((int)SEL_TEAM) : "memory");
+    named_barrier<SEL_BAR, SEL_TEAM>();
 }
 
 /* Larger score, larger key; both zeros have one. */
