@@ -259,36 +259,38 @@ static void test_scores(void **state)
 
 /* A row alone takes a panel, a range and a unit of its own; in a prompt it shares them all. */
 static void one_prompt(const kern_table *t, dev_queue *q, const char *name, int32_t fmt,
-                       int32_t n_head)
+                       int32_t n_head, int32_t width)
 {
-    enum { ROW = 84, BEGIN = 64, END = MAX_WIDTH * KVS_PAGE_TOKENS + 20, STRIDE = END - BEGIN + 3 };
+    enum { ROW = 84, BEGIN = 64 };
+    const int32_t end = width * KVS_PAGE_TOKENS + 20;
+    const int32_t stride = end - BEGIN + 3;
     scene s;
     scene_make(&s, fmt, n_head, ROW, 7);
-    s.width = MAX_WIDTH;
-    for (int32_t i = 0; i < MAX_WIDTH; i++) {
+    s.width = width;
+    for (int32_t i = 0; i < width; i++) {
         s.table[i] = (i * 5 + 2) % N_PAGE;
     }
-    s.table[30] = N_PAGE;
+    s.table[20] = N_PAGE;
     for (int32_t i = 0; i < ROW; i++) {
         s.row_req[i] = 0;
-        s.kv_len[i] = END - ROW + i;
+        s.kv_len[i] = end - ROW + i;
     }
     s.kv_len[17] = 0;
     s.kv_len[18] = 1000;
-    float *score = paint(ROW * (int64_t)STRIDE);
-    float *alone = paint(STRIDE);
+    float *score = paint(ROW * (int64_t)stride);
+    float *alone = paint(stride);
     uint64_t n_bad[2] = {0};
     uint64_t n_key[2] = {0};
-    run(t, q, &s, 0, ROW, BEGIN, END, score, &n_bad[0], &n_key[0]);
+    run(t, q, &s, 0, ROW, BEGIN, end, score, &n_bad[0], &n_key[0]);
     for (int32_t r = 0; r < ROW; r++) {
         const int32_t left = s.kv_len[r] - BEGIN;
         n_key[1] += (uint64_t)(left < 0 ? 0 : left);
         if (r % 7 > 0 && r != 18) {
             continue;
         }
-        run(t, q, &s, r, 1, BEGIN, END, alone, NULL, NULL);
-        const float *shared = score + r * (int64_t)STRIDE;
-        if (memcmp(shared, alone, STRIDE * sizeof *alone) != 0) {
+        run(t, q, &s, r, 1, BEGIN, end, alone, NULL, NULL);
+        const float *shared = score + r * (int64_t)stride;
+        if (memcmp(shared, alone, (size_t)stride * sizeof *alone) != 0) {
             fail_msg("%s fmt %d heads %d: row %d differs in a prompt", name, fmt, n_head, r);
         }
     }
@@ -309,10 +311,10 @@ static void test_prompt(void **state)
     for (int32_t i = 0; (name = table_nth(&t, KERN_OP_index_score, i)) != NULL; i++) {
         dev_queue q;
         dev_queue_init(&q, NULL);
-        one_prompt(&t, &q, name, KVS_INDEX_FP8, 4);
+        one_prompt(&t, &q, name, KVS_INDEX_FP8, 4, MAX_WIDTH);
         dev_queue_init(&q, p);
-        one_prompt(&t, &q, name, KVS_INDEX_FP8, 7);
-        one_prompt(&t, &q, name, KVS_INDEX_F32, 3);
+        one_prompt(&t, &q, name, KVS_INDEX_FP8, 7, 24);
+        one_prompt(&t, &q, name, KVS_INDEX_F32, 3, 24);
     }
     pool_close(p);
 }
