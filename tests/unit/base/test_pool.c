@@ -133,6 +133,40 @@ static void short_runs_do_not_wait_for_sleepers(void **state)
     pool_close(p);
 }
 
+/* Waits for the other task, at most ten seconds. */
+static void meet_task(void *ctx, int64_t i, int w)
+{
+    (void)i;
+    (void)w;
+    atomic_int *n_there = ctx;
+    atomic_fetch_add(n_there, 1);
+    const int64_t until = clock_ns() + INT64_C(10000000000);
+    while (atomic_load(n_there) < 2 && clock_ns() < until) {
+        sched_yield();
+    }
+    if (atomic_load(n_there) < 2) {
+        atomic_fetch_add(n_there, -100);
+    }
+}
+
+/* Tasks that wait for each other end only where a worker that sleeps is woken for the second. */
+static void sleepers_are_woken(void **state)
+{
+    (void)state;
+    pool *p = NULL;
+    assert_int_equal(pool_open(&p, 2, NULL), KVS_OK);
+    int met = 1;
+    for (int round = 0; round < 5 && met; round++) {
+        const struct timespec nap = {0, 30000000};
+        nanosleep(&nap, NULL);
+        atomic_int n_there = 0;
+        pool_run(p, meet_task, &n_there, 2);
+        met = atomic_load(&n_there) == 2;
+    }
+    pool_close(p);
+    assert_true(met);
+}
+
 static void *rank_main(void *arg)
 {
     int *ok = arg;
@@ -264,6 +298,7 @@ int main(void)
         cmocka_unit_test(null_and_one_run_inline_in_order),
         cmocka_unit_test(long_tasks_are_shared),
         cmocka_unit_test(short_runs_do_not_wait_for_sleepers),
+        cmocka_unit_test(sleepers_are_woken),
         cmocka_unit_test(many_pools_on_few_cores),
         cmocka_unit_test(workers_leave_signals_to_the_host),
         cmocka_unit_test(the_guard_reaches_the_workers),
