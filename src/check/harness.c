@@ -170,7 +170,7 @@ const int32_t *case_fenced_table(check_case *k, const int32_t *table, int32_t n_
                         ? table[at]
                         : (int32_t)rng_next_below(&k->r, (uint64_t)n_page);
     }
-    return fenced + front;
+    return k->failed ? NULL : fenced + front;
 }
 
 static check_buf *buf_of(check_case *k, const void *p)

@@ -4,8 +4,8 @@
  * Run under mpirun with 4 ranks. Each process writes a checkpoint of its own, as nodes without a common disk have it.
  * Rank 0 runs the group as threads inside itself at dcp 1, one request at a time, prompts whole and no drafts; then
  * all processes run the requests together, prompts in pieces. */
-#include "kvspan/engine.h"
 #include "oracle/mkmodel.h"
+#include "unit/api/drive.h"
 #include "unit/unit.h"
 
 enum { RANKS = 4, N = 3, LONGEST = 530, MAX_NEW = 10 };
@@ -29,8 +29,6 @@ static kvs_comm *g_world;
 static kvs_engine *must_open(const cell *k, const char *dir, kvs_comm *comm, int32_t dcp)
 {
     kvs_engine_config c = kvs_engine_config_default();
-    kvs_engine *e = NULL;
-    kvs_error err = {0};
     c.model_dir = dir;
     c.tp = RANKS;
     c.dcp = dcp;
@@ -43,10 +41,7 @@ static kvs_engine *must_open(const cell *k, const char *dir, kvs_comm *comm, int
     c.no_reuse = 1;
     c.ctx = LONGEST + MAX_NEW + KVS_MAX_DRAFTS + 1;
     c.comm = comm;
-    if (kvs_engine_open(&e, &c, &err) < 0) {
-        fail_msg("%s, dcp %d: %s", k->variant, dcp, err.text);
-    }
-    return e;
+    return drive_open(&c);
 }
 
 /* The second request is sampled. */
@@ -61,35 +56,18 @@ static void submit(kvs_engine *e, const cell *k, int32_t i)
     r.temp = i == 1 ? 1.0 : 0.0;
     r.seed = 7;
     r.ignore_eos = 1;
-    uint64_t id = 0;
-    kvs_error err = {0};
-    if (kvs_engine_submit(e, &r, &id, &err) < 0) {
-        fail_msg("%s", err.text);
-    }
+    drive_submit(e, &r);
 }
 
-static void run(kvs_engine *e, got g[N])
+static void take(void *ctx, kvs_engine *e, const kvs_event *ev)
 {
-    kvs_event ev[4];
-    kvs_error err = {0};
-    kvs_status st = KVS_OK;
-    while (st == KVS_OK) {
-        st = kvs_engine_step(e, &err);
-        if (st < 0) {
-            fail_msg("%s", err.text);
-        }
-        for (int32_t n = 0; (n = kvs_engine_poll(e, ev, 4)) > 0;) {
-            for (int32_t i = 0; i < n; i++) {
-                got *a = &g[ev[i].request - 1];
-                if (ev[i].kind == KVS_EVENT_TOKEN) {
-                    assert_true(a->n < MAX_NEW);
-                    a->token[a->n++] = ev[i].token;
-                    a->digest = ev[i].digest;
-                }
-            }
-        }
+    (void)e;
+    got *a = (got *)ctx + (ev->request - 1);
+    if (ev->kind == KVS_EVENT_TOKEN) {
+        assert_true(a->n < MAX_NEW);
+        a->token[a->n++] = ev->token;
+        a->digest = ev->digest;
     }
-    assert_int_equal(st, KVS_IDLE);
 }
 
 static void threads_alone(const cell *k, const char *dir, got want[N])
@@ -97,7 +75,7 @@ static void threads_alone(const cell *k, const char *dir, got want[N])
     kvs_engine *e = must_open(k, dir, NULL, 1);
     for (int32_t i = 0; i < N; i++) {
         submit(e, k, i);
-        run(e, want);
+        drive(e, take, want);
         assert_int_equal(want[i].n, MAX_NEW);
         assert_true(i == 0 || want[i].digest != want[i - 1].digest);
     }
@@ -120,7 +98,7 @@ static void processes(const cell *k, const char *dir, int32_t dcp, const got wan
     for (int32_t i = 0; i < N; i++) {
         submit(e, k, i);
     }
-    run(e, g);
+    drive(e, take, g);
     kvs_engine_stats s = kvs_engine_stats_empty();
     kvs_engine_get_stats(e, &s);
     kvs_engine_close(e);

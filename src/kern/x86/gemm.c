@@ -252,6 +252,10 @@ static void run_group(const gemm_job *j, gemm_work *k, const gemm_part *p, int32
         t.packed_stride = k->stride;
         isa->pack_x(t.x + t.n_stored * t.x_stride, t.x_stride, t.n_row - t.n_stored, s.n, k->at,
                     k->stride);
+        if (t.n_stored == 0) {
+            t.x = t.packed;
+            t.x_stride = t.packed_stride;
+        }
     }
     for (int32_t o = s.out; o < s.out + s.n_out; o += j->tile_out) {
         const int32_t n_out = min32(j->tile_out, s.out + s.n_out - o);

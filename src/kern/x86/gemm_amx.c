@@ -27,12 +27,6 @@ static void begin(int packed)
     tile_begin_wide(packed ? TILE : 1);
 }
 
-/* What was written before can be read by tiles, and the other way round. */
-SIMD_FN void fence(void)
-{
-    __asm__ volatile("" ::: "memory");
-}
-
 /* y[0 .. n), n <= 16: c, or y + c; NaN as the quiet one. */
 SIMD_FN void put_row(float *y, const float *c, int32_t n, int first)
 {
@@ -82,8 +76,8 @@ SIMD_FN void few_begin(void)
     TILE_ZERO(3);
 }
 
-/* The results of m rows of x from row r on. */
-SIMD_FN void few_end(const gemm_tile *t, int32_t r, const int m)
+/* The results of m rows of x. */
+SIMD_FN void few_end(const gemm_tile *t, const int m)
 {
     _Alignas(64) float c[FEW][TILE];
     TILE_STORE(0, c[0], 4);
@@ -96,15 +90,15 @@ SIMD_FN void few_end(const gemm_tile *t, int32_t r, const int m)
     if (m > 3) {
         TILE_STORE(3, c[3], 4);
     }
-    fence();
+    tile_fence();
     SIMD_UNROLL
     for (int i = 0; i < m; i++) {
-        put_row(t->y + (r + i) * t->y_stride, c[i], t->n_out, t->first);
+        put_row(t->y + i * t->y_stride, c[i], t->n_out, t->first);
     }
 }
 
 /* The step at `at` bytes where rows of weights are missing or end in it: from a copy filled up with zeros. */
-SIMD_FN void few_part(const gemm_tile *t, int32_t r, int64_t at, const int m)
+SIMD_FN void few_part(const gemm_tile *t, int64_t at, const int m)
 {
     _Alignas(64) uint8_t part[TILE + FEW][4 * TILE];
     const int64_t rest = 2 * (int64_t)t->n - at;
@@ -114,53 +108,31 @@ SIMD_FN void few_part(const gemm_tile *t, int32_t r, int64_t at, const int m)
         memcpy(part[j], t->w[j] + at, n);
     }
     for (int i = 0; i < m; i++) {
-        memcpy(part[TILE + i], t->x + (r + i) * t->x_stride + at, n);
+        memcpy(part[TILE + i], t->x + i * t->x_stride + at, n);
     }
-    fence();
+    tile_fence();
     few_step(part[0], 4 * TILE, part[TILE], 4 * TILE, m);
-    fence();
+    tile_fence();
 }
 
-SIMD_FN void few_rows(const gemm_tile *t, int32_t r, const int m)
+/* Weights as stored. */
+SIMD_FN void few_stored(const gemm_tile *t, const int m)
 {
-    const uint8_t *x = t->x + r * t->x_stride;
     const int64_t whole = t->n_out == TILE ? (int64_t)t->n / STEP_ELEM * STEP_ELEM * 2 : 0;
     int64_t at = 0;
-    fence();
-    few_begin();
+    tile_fence();
     for (; at < whole; at += 4 * TILE) {
-        if (t->streams && r == 0) {
+        if (t->streams) {
             const int64_t to = at + (at < t->turn ? GEMM_AHEAD : t->jump);
             SIMD_UNROLL
             for (int j = 0; j < TILE; j++) {
                 _mm_prefetch((const char *)(t->w[j] + to), _MM_HINT_T0);
             }
         }
-        few_step(t->w[0] + at, t->w_stride, x + at, t->x_stride, m);
+        few_step(t->w[0] + at, t->w_stride, t->x + at, t->x_stride, m);
     }
     for (; at < 2 * (int64_t)t->n; at += 4 * TILE) {
-        few_part(t, r, at, m);
-    }
-    few_end(t, r, m);
-}
-
-static void dot_few(const gemm_tile *t)
-{
-    for (int32_t r = 0; r < t->n_row; r += FEW) {
-        switch (t->n_row - r) {
-        case 1:
-            few_rows(t, r, 1);
-            break;
-        case 2:
-            few_rows(t, r, 2);
-            break;
-        case 3:
-            few_rows(t, r, 3);
-            break;
-        default:
-            few_rows(t, r, 4);
-            break;
-        }
+        few_part(t, at, m);
     }
 }
 
@@ -187,7 +159,6 @@ SIMD_FN void few_codes(const gemm_tile *t, const uint8_t *table, const int m)
     if (t->n_out < TILE) {
         memset(values, 0, sizeof values);
     }
-    few_begin();
     codes_strip(t, table, 0, values[0]);
     for (int32_t at = 0; at < t->n; at += GEMM_BLOCK) {
         const uint8_t *from = values[at / GEMM_BLOCK % 2];
@@ -196,31 +167,48 @@ SIMD_FN void few_codes(const gemm_tile *t, const uint8_t *table, const int m)
             codes_strip(t, table, next, values[next / GEMM_BLOCK % 2]);
         }
         const int32_t end = next < t->n ? next : t->n;
-        fence();
+        tile_fence();
         for (int32_t i = at; i < end; i += STEP_ELEM, from += 2 * STEP_ELEM) {
             few_step(from, BYTES, t->x + 2 * (int64_t)i, t->x_stride, m);
         }
-        fence();
+        tile_fence();
     }
-    few_end(t, 0, m);
 }
 
+/* table NULL: weights as stored. */
+SIMD_FN void few_rows(const gemm_tile *t, const uint8_t *table, const int m)
+{
+    few_begin();
+    if (table == NULL) {
+        few_stored(t, m);
+    } else {
+        few_codes(t, table, m);
+    }
+    few_end(t, m);
+}
+
+/* At most FEW rows, as gemm.c promises. */
 static void dot_codes(const gemm_tile *t, const uint8_t *table)
 {
     switch (t->n_row) {
     case 1:
-        few_codes(t, table, 1);
+        few_rows(t, table, 1);
         break;
     case 2:
-        few_codes(t, table, 2);
+        few_rows(t, table, 2);
         break;
     case 3:
-        few_codes(t, table, 3);
+        few_rows(t, table, 3);
         break;
     default:
-        few_codes(t, table, 4);
+        few_rows(t, table, 4);
         break;
     }
+}
+
+static void dot_stored(const gemm_tile *t)
+{
+    dot_codes(t, NULL);
 }
 
 /* ---- more rows --------------------------------------------------------------------------------- */
@@ -362,7 +350,7 @@ static const gemm_isa g_isa = {
     .panel_row = 128,
     .tile_row = PAIR,
     .dot_f32 = dot_f32_wide,
-    .dot_bf16 = dot_few,
+    .dot_bf16 = dot_stored,
     .few = FEW,
     .packed_out = PAIR,
     .packed_size = 2,

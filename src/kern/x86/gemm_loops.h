@@ -241,18 +241,10 @@ static void widen_rows(const uint8_t *from, int64_t stride, int32_t n_row, int32
     }
 }
 
-static void dot_widened(const gemm_tile *t)
-{
-    gemm_tile p = *t;
-    p.x = t->packed;
-    p.x_stride = t->packed_stride;
-    dot_f32(&p);
-}
-
 /* Where there is no product of bf16 pairs, panels hold f32. */
 #define WIDENED_PANELS                                                                             \
     .packed_out = NR, .packed_size = 4, .packed_step = 2 * L, .pack_x = widen_rows,                \
-    .pack_w = widen_rows, .dot_packed = dot_widened
+    .pack_w = widen_rows, .dot_packed = dot_f32
 #endif
 
 /* ---- e4m3 ------------------------------------------------------------------------------------ */

@@ -30,8 +30,8 @@ typedef struct gemm_tile {
     const uint8_t *x;
     int64_t x_stride; /* bytes */
     int32_t n_row;
-    int32_t n_stored;      /* of panels: so many rows are at x as they are stored, ... */
-    const uint8_t *packed; /* ... the others here                                      */
+    int32_t n_stored;      /* of panels: so many rows are at x as they are stored, ...  */
+    const uint8_t *packed; /* ... the others here; where none is stored, x is this, too */
     int64_t packed_stride;
     const uint8_t *w[GEMM_TILE_OUT]; /* every entry up to isa->n_out can be read */
     int64_t w_stride;                /* bytes from w[0] to w[1]                  */

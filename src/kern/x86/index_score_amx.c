@@ -36,7 +36,7 @@ SIMD_FN void tile_keys(const score_panel *p, const float *key, const int nk, flo
                             .b = p->cell + z * L,
                             .b_stride = p->block,
                             .b_next = L,
-                            .n_step = KVS_INDEX_DIM / 2 / TILE,
+                            .n_step = STEPS,
                             .c = raw + z * L,
                             .c_stride = p->block,
                             .c_next = L};
@@ -137,7 +137,7 @@ SIMD_FN void unit_multiply(const tile_ring *r, const tile_unit *u, float *raw, c
     const int64_t lane_cells = u->p->block;
     const float *a = r->key + u->key * key_cells;
     const float *b = u->p->cell + u->lane;
-    __asm__ volatile("" ::: "memory"); /* what the tiles read is written by now */
+    tile_fence();
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
@@ -165,7 +165,7 @@ SIMD_FN void unit_multiply(const tile_ring *r, const tile_unit *u, float *raw, c
         TILE_STORE(1, raw + L, 2 * L * 4);
         TILE_STORE(3, raw + TILE * 2 * L + L, 2 * L * 4);
     }
-    __asm__ volatile("" ::: "memory");
+    tile_fence();
 }
 
 static void ring_add(tile_ring *r, const score_panel *p, int32_t lane, int32_t key)

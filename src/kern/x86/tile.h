@@ -129,6 +129,13 @@ static inline void tile_begin(void)
     tile_begin_wide(TILE);
 }
 
+/* For the compiler: what was written before is in memory when tiles read it, and what tiles stored before is
+ * read from there. */
+SIMD_FN void tile_fence(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+
 /* c [16 na][16 nb] = a [16 na][n pairs] times b [n pairs][16 nb]. Strides between rows are in cells. */
 typedef struct tile_job {
     const float *a;
@@ -148,7 +155,7 @@ SIMD_FN void tile_product(const tile_job *j, const int na, const int nb)
 {
     const int64_t c_stride = j->c_stride * 4;
     const int64_t c_down = TILE * j->c_stride;
-    __asm__ volatile("" ::: "memory"); /* what the tiles read is written by now */
+    tile_fence();
     if (j->add) {
         TILE_LOAD(0, j->c, c_stride);
         if (nb == 2) {
@@ -194,7 +201,7 @@ SIMD_FN void tile_product(const tile_job *j, const int na, const int nb)
     if (na == 2 && nb == 2) {
         TILE_STORE(3, j->c + c_down + j->c_next, c_stride);
     }
-    __asm__ volatile("" ::: "memory");
+    tile_fence();
 }
 
 #endif

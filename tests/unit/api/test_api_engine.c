@@ -1,6 +1,6 @@
 /* The engine through its public functions, on the random checkpoint: several requests at once, cancelled ones,
  * statistics, errors. Run with ranks as threads, and under mpirun with a process for each rank. */
-#include "kvspan/engine.h"
+#include "unit/api/drive.h"
 #include "unit/unit.h"
 
 static const char *model;
@@ -19,8 +19,6 @@ typedef struct got {
 static kvs_engine *must_open(int32_t dcp, int32_t mtp, int32_t seqs, int32_t no_reuse)
 {
     kvs_engine_config c = kvs_engine_config_default();
-    kvs_engine *e = NULL;
-    kvs_error err = {0};
     c.model_dir = model;
     c.tp = n_rank;
     c.dcp = dcp;
@@ -31,10 +29,7 @@ static kvs_engine *must_open(int32_t dcp, int32_t mtp, int32_t seqs, int32_t no_
     c.chunk = 50;
     c.trace = 1;
     c.comm = world;
-    if (kvs_engine_open(&e, &c, &err) < 0) {
-        fail_msg("%s", err.text);
-    }
-    return e;
+    return drive_open(&c);
 }
 
 /* Three prompts of 5, 64 and 130 tokens; the second one is sampled. */
@@ -52,11 +47,7 @@ static void submit(kvs_engine *e, int32_t i)
     r.temp = i == 1 ? 1.0 : 0.0;
     r.seed = 3;
     r.ignore_eos = 1;
-    uint64_t id = 0;
-    kvs_error err = {0};
-    if (kvs_engine_submit(e, &r, &id, &err) < 0) {
-        fail_msg("%s", err.text);
-    }
+    drive_submit(e, &r);
 }
 
 /* Greedily. */
@@ -67,45 +58,27 @@ static void submit_ids(kvs_engine *e, const int32_t *prompt, int32_t n, int32_t 
     r.n_prompt = n;
     r.max_new = max_new;
     r.ignore_eos = 1;
-    uint64_t id = 0;
-    kvs_error err = {0};
-    if (kvs_engine_submit(e, &r, &id, &err) < 0) {
-        fail_msg("%s", err.text);
-    }
+    drive_submit(e, &r);
 }
 
-static void run(kvs_engine *e, got *g, uint64_t first)
+static void take(void *ctx, kvs_engine *e, const kvs_event *ev)
 {
-    kvs_event ev[4];
-    kvs_error err = {0};
-    kvs_status st = KVS_OK;
-    while (st == KVS_OK) {
-        st = kvs_engine_step(e, &err);
-        if (st < 0) {
-            fail_msg("%s", err.text);
-        }
-        for (int32_t n = 0; (n = kvs_engine_poll(e, ev, 4)) > 0;) {
-            for (int32_t i = 0; i < n; i++) {
-                got *a = &g[ev[i].request - first];
-                if (ev[i].kind == KVS_EVENT_TOKEN) {
-                    assert_true(a->n < MAX);
-                    a->token[a->n++] = ev[i].token;
-                    a->digest = ev[i].digest;
-                    assert_non_null(ev[i].logits);
-                    int32_t ids[32];
-                    assert_int_equal(kvs_engine_selection(e, 0, ev[i].row, ids, 32),
-                                     ev[i].position < 32 ? ev[i].position : 32);
-                    assert_int_equal(ids[0] <= ids[1], 1);
-                } else if (ev[i].kind == KVS_EVENT_FINISH) {
-                    a->end = (int32_t)ev[i].reason;
-                } else {
-                    assert_int_equal(ev[i].kind, KVS_EVENT_PREFILL);
-                    a->reused = ev[i].reused;
-                }
-            }
-        }
+    got *a = (got *)ctx + (ev->request - 1);
+    if (ev->kind == KVS_EVENT_TOKEN) {
+        assert_true(a->n < MAX);
+        a->token[a->n++] = ev->token;
+        a->digest = ev->digest;
+        assert_non_null(ev->logits);
+        int32_t ids[32];
+        assert_int_equal(kvs_engine_selection(e, 0, ev->row, ids, 32),
+                         ev->position < 32 ? ev->position : 32);
+        assert_int_equal(ids[0] <= ids[1], 1);
+    } else if (ev->kind == KVS_EVENT_FINISH) {
+        a->end = (int32_t)ev->reason;
+    } else {
+        assert_int_equal(ev->kind, KVS_EVENT_PREFILL);
+        a->reused = ev->reused;
     }
-    assert_int_equal(st, KVS_IDLE);
 }
 
 /* What the ranks other than 0 of a comm do; true for them. */
@@ -137,7 +110,7 @@ static void requests_give_the_same_alone_and_together(void **state)
         assert_int_equal(kvs_engine_follow(e, &err), KVS_INVALID);
         for (int32_t i = 0; i < N; i++) {
             submit(e, i);
-            run(e, want, 1);
+            drive(e, take, want);
             assert_int_equal(want[i].end, KVS_FINISH_LENGTH);
             assert_int_equal(want[i].n, 8 + 3 * i);
         }
@@ -151,7 +124,7 @@ static void requests_give_the_same_alone_and_together(void **state)
     for (int32_t i = 0; i < N; i++) {
         submit(e, i);
     }
-    run(e, g, 1);
+    drive(e, take, g);
     for (int32_t i = 0; i < N; i++) {
         assert_int_equal(g[i].n, want[i].n);
         assert_memory_equal(g[i].token, want[i].token, (size_t)g[i].n * sizeof(int32_t));
@@ -194,10 +167,10 @@ static void a_second_turn_reads_only_what_is_new(void **state)
             continue;
         }
         submit_ids(e, prompt, FIRST, ANSWER);
-        run(e, g[keep], 1);
+        drive(e, take, g[keep]);
         memcpy(prompt + FIRST, g[keep][0].token, ANSWER * sizeof *prompt);
         submit_ids(e, prompt, SECOND, ANSWER);
-        run(e, g[keep], 1);
+        drive(e, take, g[keep]);
         kvs_engine_stats s = kvs_engine_stats_empty();
         kvs_engine_get_stats(e, &s);
         assert_int_equal(s.n_reused, 512 * keep);
@@ -226,7 +199,7 @@ static void a_cancelled_request_ends_and_the_next_one_runs(void **state)
     assert_int_equal(kvs_engine_step(e, NULL), KVS_OK);
     kvs_engine_cancel(e, 1);
     kvs_engine_cancel(e, 99);
-    run(e, g, 1);
+    drive(e, take, g);
     assert_int_equal(g[0].end, KVS_FINISH_INTERRUPTED);
     assert_int_equal(g[0].n, 0);
     assert_int_equal(g[1].end, KVS_FINISH_LENGTH);

@@ -2,8 +2,8 @@
  * indexer, for every DCP size, with and without drafts, against an engine that keeps nothing. */
 #include <stdbool.h>
 
-#include "kvspan/engine.h"
 #include "oracle/mkmodel.h"
+#include "unit/api/drive.h"
 #include "unit/unit.h"
 
 enum { MAX_NEW = 24, LONG = 1200, TURNS = 3 };
@@ -25,8 +25,6 @@ typedef struct cell {
 static kvs_engine *must_open(const cell *k)
 {
     kvs_engine_config c = kvs_engine_config_default();
-    kvs_engine *e = NULL;
-    kvs_error err = {0};
     c.model_dir = model;
     c.tp = k->tp;
     c.dcp = k->dcp;
@@ -36,33 +34,27 @@ static kvs_engine *must_open(const cell *k)
     c.no_reuse = k->no_reuse;
     c.max_seqs = k->seqs;
     c.ctx = LONG;
-    if (kvs_engine_open(&e, &c, &err) < 0) {
-        fail_msg("%s", err.text);
-    }
-    return e;
+    return drive_open(&c);
 }
 
-static void take(got *g, const kvs_event *ev, int32_t n)
+static void take(void *ctx, kvs_engine *e, const kvs_event *ev)
 {
-    for (int32_t i = 0; i < n; i++) {
-        if (ev[i].kind == KVS_EVENT_TOKEN) {
-            assert_true(g->n < MAX_NEW);
-            g->token[g->n++] = ev[i].token;
-            g->digest = ev[i].digest;
-        } else if (ev[i].kind == KVS_EVENT_PREFILL) {
-            g->reused = ev[i].reused;
-        } else {
-            assert_int_equal(ev[i].kind, KVS_EVENT_FINISH);
-        }
+    (void)e;
+    got *g = ctx;
+    if (ev->kind == KVS_EVENT_TOKEN) {
+        assert_true(g->n < MAX_NEW);
+        g->token[g->n++] = ev->token;
+        g->digest = ev->digest;
+    } else if (ev->kind == KVS_EVENT_PREFILL) {
+        g->reused = ev->reused;
+    } else {
+        assert_int_equal(ev->kind, KVS_EVENT_FINISH);
     }
 }
 
 static got ask(kvs_engine *e, const int32_t *prompt, int32_t n, int32_t max_new)
 {
     got g = {0};
-    kvs_event ev[8];
-    kvs_error err = {0};
-    uint64_t id = 0;
     kvs_request r = kvs_request_default();
     r.prompt = prompt;
     r.n_prompt = n;
@@ -70,16 +62,8 @@ static got ask(kvs_engine *e, const int32_t *prompt, int32_t n, int32_t max_new)
     r.temp = 0.9;
     r.seed = 5;
     r.ignore_eos = 1;
-    assert_int_equal(kvs_engine_submit(e, &r, &id, &err), KVS_OK);
-    for (kvs_status st = KVS_OK; st == KVS_OK;) {
-        st = kvs_engine_step(e, &err);
-        if (st < 0) {
-            fail_msg("%s", err.text);
-        }
-        for (int32_t k = 0; (k = kvs_engine_poll(e, ev, 8)) > 0;) {
-            take(&g, ev, k);
-        }
-    }
+    drive_submit(e, &r);
+    drive(e, take, &g);
     assert_int_equal(g.n, max_new);
     return g;
 }
