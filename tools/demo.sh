@@ -9,7 +9,11 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
 "$build"/tests/needle/needle_prompt --text models/needle/text.txt --tokens "$tokens" --depth 50 --seed 7 \
-    --distractors 60 >"$tmp/prompt" 2>"$tmp/fact" || { cat "$tmp/fact" >&2; exit 1; }
+    --distractors 60 >"$tmp/prompt" 2>"$tmp/fact" || {
+    cat "$tmp/fact" >&2
+    echo "make run TOKENS=$tokens: a text of that length cannot be made; use 2048 or more, 8192 for a short one" >&2
+    exit 1
+}
 read -r _ code _ name _ at _ bytes _ _ _ facts <"$tmp/fact"
 cat <<END
 
