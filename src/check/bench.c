@@ -268,10 +268,15 @@ static void name_of(const bench_case *c, uint32_t axes, char *name, size_t cap)
     snprintf(name, cap, "%s%s%s", c->label, heat, threads);
 }
 
+roof_kind bench_flop_kind(const bench_case *c)
+{
+    return roof_of_variant(c->variant, strcmp(c->kv, "f32") == 0);
+}
+
 static kvs_status share_of(bench_case *c, kvs_bench_row *row, kvs_error *err)
 {
     bench_run *b = c->run;
-    const roof_kind flop_kind = roof_of_variant(c->variant);
+    const roof_kind flop_kind = bench_flop_kind(c);
     double flop_rate = 0.0;
     double byte_rate = 0.0;
     TRY(bench_ceiling(b, c->mem_kind, &byte_rate, err));

@@ -152,6 +152,8 @@ kvs_status bench_run_table(const kvs_bench_config *cfg, const kern_table *kern, 
 kvs_status bench_roof(bench_run *b, kvs_error *err);
 /* A ceiling with the current number of threads, measured again where it is old. */
 kvs_status bench_ceiling(bench_run *b, roof_kind kind, double *rate, kvs_error *err);
+/* What bounds the products of a case. */
+roof_kind bench_flop_kind(const bench_case *c);
 /* Makes n workers the run's. */
 kvs_status bench_threads(bench_run *b, int32_t n, kvs_error *err);
 

@@ -30,17 +30,18 @@ int roof_is_bytes(roof_kind kind)
     return k_kind[kind].is_bytes;
 }
 
-roof_kind roof_of_variant(const char *variant)
+roof_kind roof_of_variant(const char *variant, int f32)
 {
     static const struct {
         const char *variant;
-        roof_kind kind;
-    } known[] = {
-        {"avx2", ROOF_FMA_AVX2}, {"avx512", ROOF_FMA_AVX512}, {"avx512bf16", ROOF_DOT_BF16},
-        {"amx", ROOF_TILE_BF16}};
+        roof_kind of_bf16, of_f32;
+    } known[] = {{"avx2", ROOF_FMA_AVX2, ROOF_FMA_AVX2},
+                 {"avx512", ROOF_FMA_AVX512, ROOF_FMA_AVX512},
+                 {"avx512bf16", ROOF_DOT_BF16, ROOF_FMA_AVX512},
+                 {"amx", ROOF_TILE_BF16, ROOF_FMA_AVX512}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(variant, known[i].variant) == 0) {
-            return known[i].kind;
+            return f32 ? known[i].of_f32 : known[i].of_bf16;
         }
     }
     return ROOF_FMA_REF;

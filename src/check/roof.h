@@ -64,8 +64,9 @@ kvs_status roof_measure(roof *r, roof_kind kind, pool *p, roof_value *v, kvs_err
 
 const char *roof_name(roof_kind kind);
 int roof_is_bytes(roof_kind kind);
-/* What bounds the arithmetic of a kernel variant ("ref", "avx2", "avx512", "avx512bf16", "amx"). */
-roof_kind roof_of_variant(const char *variant);
+/* What bounds the arithmetic of a kernel variant ("ref", "avx2", "avx512", "avx512bf16", "amx"). f32: over f32 values,
+ * which the last two multiply by the fma of AVX-512: their own instructions take bf16 alone. */
+roof_kind roof_of_variant(const char *variant, int f32);
 
 /* ---- loops of one instruction set; each file has its own flags ------------------------------ */
 

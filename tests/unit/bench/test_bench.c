@@ -275,6 +275,20 @@ static void products_count_weights_scales_and_rows(void **state)
     }
 }
 
+/* Every op names its format in kv, and bf16 instructions take no f32. */
+static void f32_products_are_held_against_the_fma(void **state)
+{
+    (void)state;
+    static const char *const kv[] = {"", "bf16", "fp8", "fp8_ds_mla", "f32"};
+    for (size_t i = 0; i < UNIT_COUNT(kv); i++) {
+        const int f32 = i == 4;
+        const bench_case tiles = {.variant = "amx", .kv = kv[i]};
+        assert_int_equal(bench_flop_kind(&tiles), f32 ? ROOF_FMA_AVX512 : ROOF_TILE_BF16);
+        const bench_case dots = {.variant = "avx512bf16", .kv = kv[i]};
+        assert_int_equal(bench_flop_kind(&dots), f32 ? ROOF_FMA_AVX512 : ROOF_DOT_BF16);
+    }
+}
+
 static void exchanged_bytes_are_written_and_read(void **state)
 {
     (void)state;
@@ -583,6 +597,7 @@ int main(void)
         cmocka_unit_test(selection_reads_scores_once_and_leaves_a_list),
         cmocka_unit_test(moved_bytes_are_read_and_written),
         cmocka_unit_test(products_count_weights_scales_and_rows),
+        cmocka_unit_test(f32_products_are_held_against_the_fma),
         cmocka_unit_test(exchanged_bytes_are_written_and_read),
         cmocka_unit_test(a_kernel_that_is_wrong_in_one_value_fails),
         cmocka_unit_test(every_point_of_a_grid_is_a_row_and_threads_vary_last),

@@ -91,11 +91,15 @@ static void sizes_and_names_are_checked(void **state)
     assert_int_equal(roof_open(&r, 32 * MIB, 0, &err), KVS_INVALID);
     assert_non_null(strstr(err.text, "at least 64 MiB"));
     assert_int_equal(roof_open(&r, 64 * MIB + 4096, 0, &err), KVS_INVALID);
-    assert_int_equal(roof_of_variant("amx"), ROOF_TILE_BF16);
-    assert_int_equal(roof_of_variant("avx512bf16"), ROOF_DOT_BF16);
-    assert_int_equal(roof_of_variant("avx512"), ROOF_FMA_AVX512);
-    assert_int_equal(roof_of_variant("avx2"), ROOF_FMA_AVX2);
-    assert_int_equal(roof_of_variant("ref"), ROOF_FMA_REF);
+    for (int f32 = 0; f32 < 2; f32++) {
+        assert_int_equal(roof_of_variant("avx512", f32), ROOF_FMA_AVX512);
+        assert_int_equal(roof_of_variant("avx2", f32), ROOF_FMA_AVX2);
+        assert_int_equal(roof_of_variant("ref", f32), ROOF_FMA_REF);
+    }
+    assert_int_equal(roof_of_variant("amx", 0), ROOF_TILE_BF16);
+    assert_int_equal(roof_of_variant("avx512bf16", 0), ROOF_DOT_BF16);
+    assert_int_equal(roof_of_variant("amx", 1), ROOF_FMA_AVX512);
+    assert_int_equal(roof_of_variant("avx512bf16", 1), ROOF_FMA_AVX512);
     assert_string_equal(roof_name(ROOF_COPY), "copy");
     assert_true(roof_is_bytes(ROOF_READ) && roof_is_bytes(ROOF_COPY));
     assert_false(roof_is_bytes(ROOF_DOT_BF16));
