@@ -89,11 +89,26 @@ static void line_gb(const char *what, int64_t bytes, const char *note)
     printf("  %-22s %12.3f GB  %s\n", what, (double)bytes / 1e9, note);
 }
 
+/* A number of parameters: "671.88 B" from a milliard on, three digits below it, "6.86 M" or "213 K". */
+static const char *parameters(int64_t n, char text[32])
+{
+    if (n < 1000) {
+        snprintf(text, 32, "%" PRId64, n);
+        return text;
+    }
+    const int k = n < 999500 ? 0 : n < 999500000 ? 1 : 2;
+    const double v = (double)n / (const double[]){1e3, 1e6, 1e9}[k];
+    const int decimals = k == 2 || v < 9.995 ? 2 : v < 99.95 ? 1 : 0;
+    snprintf(text, 32, "%.*f %c", decimals, v, "KMB"[k]);
+    return text;
+}
+
 static void print_model(const kvs_plan *p)
 {
-    printf("%s (%s): %.2f B parameters", p->model, p->architecture, (double)p->n_param / 1e9);
+    char text[32];
+    printf("%s (%s): %s parameters", p->model, p->architecture, parameters(p->n_param, text));
     if (p->n_mtp_layer > 0) {
-        printf(" and %.2f B of drafts", (double)p->n_param_mtp / 1e9);
+        printf(" and %s of drafts", parameters(p->n_param_mtp, text));
     }
     printf("; %d layers, %d with an indexer, %d heads\n", p->n_layer, p->n_index_layer, p->n_head);
     printf("gpus %d, tp %d, dcp %d, ep %d, interleave %d, weights %s, kv %s", p->gpus, p->tp,

@@ -86,21 +86,39 @@ static int turn(talk *t)
     return code;
 }
 
+/* What would refuse every turn is said before the first one is typed. */
+static int can_talk(const run *r, const char *system)
+{
+    const kvs_chat_message msg[2] = {{.role = KVS_CHAT_SYSTEM, .content = system},
+                                     {.role = KVS_CHAT_USER, .content = "?"}};
+    const int32_t first = system != NULL ? 0 : 1;
+    int32_t *ids = NULL;
+    int64_t n = 0;
+    int32_t thinks = 0;
+    const int code = run_encode_chat(r, msg + first, 2 - first, &ids, &n, &thinks);
+    free(ids);
+    return code;
+}
+
 int run_chat(run *r)
 {
     if (kvs_options_text(r->o, "json", 0) != NULL || kvs_options_text(r->o, "logits", 0) != NULL ||
         kvs_options_text(r->o, "locate", 0) != NULL) {
         return cli_fail(CLI_USAGE, "--json, --logits and --locate take one answer: give -p or -f");
     }
+    const char *system = kvs_options_text(r->o, "system", 0);
+    int code = can_talk(r, system);
+    if (code != CLI_OK) {
+        return code;
+    }
     talk t = {.r = r};
     line_reader *l = line_open("> ");
     if (l == NULL) {
         return cli_fail(CLI_FAILED, "no memory for the conversation");
     }
-    const char *system = kvs_options_text(r->o, "system", 0);
     bool ok = system == NULL || add(&t, KVS_CHAT_SYSTEM, system, NULL);
     fprintf(stderr, "%s: Ctrl-C stops an answer, Ctrl-D ends.\n", r->s.model);
-    int code = ok ? CLI_OK : cli_fail(CLI_FAILED, "no memory for the conversation");
+    code = ok ? CLI_OK : cli_fail(CLI_FAILED, "no memory for the conversation");
     while (code == CLI_OK) {
         bool interrupted = false;
         cli_rearm_interrupt();

@@ -68,10 +68,12 @@ int run_encode_chat(const run *r, const kvs_chat_message *msg, int32_t n_msg, in
     size_t need = 0;
     *ids = NULL;
     if (c.family == KVS_CHAT_NONE) {
+        const bool asked = kvs_options_flag(r->o, "chat") != 0;
         return cli_fail(CLI_FAILED,
-                        "--chat: no form of conversation is known for %s: give a text to continue, "
-                        "with -p, -f or as standard input, and leave --chat out",
-                        r->s.model);
+                        "%s: no form of conversation is known for %s: give a text to continue, "
+                        "with -p, -f or as standard input%s",
+                        asked ? "--chat" : "standard input is a terminal", r->s.model,
+                        asked ? ", and leave --chat out" : "");
     }
     if (kvs_chat_render(&p, &c, msg, n_msg, &err) < 0) {
         return cli_fail_error(CLI_FAILED, &err);

@@ -76,6 +76,23 @@ static void the_page_names_what_people_look_for(void **state)
     prog_free(&p);
 }
 
+static void small_models_have_three_digits(void **state)
+{
+    (void)state;
+    static const char *const says[][2] = {
+        {"needle", "): 13.2 M parameters and 2.09 M of drafts;"},
+        {"random-v32", "): 5.75 M parameters and 2.09 M of drafts;"},
+        {"kimi-k2", "): 1026.41 B parameters;"},
+    };
+    for (size_t i = 0; i < UNIT_COUNT(says); i++) {
+        prog p = RUN("plan", "--preset", says[i][0]);
+        if (strstr(p.out, says[i][1]) == NULL) {
+            fail_msg("no \"%s\" in:\n%s", says[i][1], p.out);
+        }
+        prog_free(&p);
+    }
+}
+
 static void refused_settings_are_listed_and_exit_code_1(void **state)
 {
     (void)state;
@@ -193,6 +210,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_on_standard_output_is_all_there_is),
         cmocka_unit_test(the_page_names_what_people_look_for),
+        cmocka_unit_test(small_models_have_three_digits),
         cmocka_unit_test(refused_settings_are_listed_and_exit_code_1),
         cmocka_unit_test(files_are_written_whole_or_left_alone),
         cmocka_unit_test(model_folders_are_read_and_refused_by_name),

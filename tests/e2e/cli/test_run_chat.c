@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "oracle/mkmodel.h"
 #include "prog.h"
 
 static const char *model;
@@ -18,8 +19,8 @@ typedef struct term {
     size_t n, seen;    /* seen: what former waits have passed over */
 } term;
 
-static void term_open(term *t, const char *max_new, const char *cpu, const char *system,
-                      const char *reuse)
+static void term_open_model(term *t, const char *dir, const char *max_new, const char *cpu,
+                            const char *system, const char *reuse)
 {
     *t = (term){.fd = posix_openpt(O_RDWR | O_NOCTTY)};
     assert_true(t->fd >= 0);
@@ -34,10 +35,16 @@ static void term_open(term *t, const char *max_new, const char *cpu, const char 
         dup2(s, 1);
         dup2(s, 2);
         setenv("TERM", "dumb", 1);
-        execl(prog_path, "kvspan", "run", "-m", model, "-n", max_new, "--ignore-eos", "--tp", "1",
+        execl(prog_path, "kvspan", "run", "-m", dir, "-n", max_new, "--ignore-eos", "--tp", "1",
               "--cpu", cpu, "--system", system, "--reuse", reuse, "--stats", (char *)NULL);
         _exit(99);
     }
+}
+
+static void term_open(term *t, const char *max_new, const char *cpu, const char *system,
+                      const char *reuse)
+{
+    term_open_model(t, model, max_new, cpu, system, reuse);
 }
 
 /* Reads until `text` has come behind what was seen; the output up to it counts as seen. */
@@ -190,6 +197,28 @@ static void a_key_right_behind_the_prompt_counts(void **state)
     }
 }
 
+static void a_model_without_a_known_form_is_refused_before_the_first_turn(void **state)
+{
+    (void)state;
+    static term t;
+    char dir[256];
+    char msg[256];
+    char from[4096];
+    char to[512];
+    if (mkmodel_temp("glm47", "bf16", 1, dir, sizeof dir, msg, sizeof msg) != 0) {
+        fail_msg("%s", msg);
+    }
+    assert_non_null(realpath(model, from));
+    strncat(from, "/tokenizer.json", sizeof from - strlen(from) - 1);
+    snprintf(to, sizeof to, "%s/tokenizer.json", dir);
+    assert_int_equal(symlink(from, to), 0);
+    term_open_model(&t, dir, "6", "ref", "Be brief.", "on");
+    wait_for(&t, "standard input is a terminal: no form of conversation is known for");
+    assert_null(strstr(t.out, "> ")); /* nothing was asked */
+    ends_with(&t, 1);
+    mkmodel_remove(dir);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3) {
@@ -202,6 +231,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(turns_follow_each_other_until_the_input_ends),
         cmocka_unit_test(a_turn_reads_only_what_is_new),
         cmocka_unit_test(a_key_right_behind_the_prompt_counts),
+        cmocka_unit_test(a_model_without_a_known_form_is_refused_before_the_first_turn),
         cmocka_unit_test(an_interrupt_stops_the_answer_and_not_the_program),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
