@@ -9,14 +9,15 @@
 #   test      the unit test of devices
 #   quick     kvspan check --device cuda --quick
 #   check     kvspan check --device cuda
-#   sanitize  compute-sanitizer memcheck, racecheck, initcheck and synccheck over the quick check
+#   sanitize  compute-sanitizer memcheck, racecheck, initcheck and synccheck over the quick check; then the pairs of
+#             instructions that racecheck names, each once, with how often (docs/kernels-hopper.md explains those known)
 #   bench     kvspan bench attn, index and select --device cuda
 # GPU_ARGS   more options for every check, e.g. "--op attn --variant sm90"
 # GPU_BENCH  which benches to run (attn index select)
 set -uo pipefail
 
 usage() {
-    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
@@ -63,6 +64,14 @@ sanitizer() {
     command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null
 }
 
+# Where a report's first access lies, and each that it is held against; offsets are those of cuobjdump -sass.
+race_pairs() {
+    awk '/Race reported between/ { sub(/.*between /, ""); first = $0; next }
+         /and (Read|Write) access/ && first != "" {
+             sub(/.*and /, ""); sub(/ \[[0-9]+ hazards\].*/, ""); n[first " | " $0]++ }
+         END { for (pair in n) printf "%6d %s\n", n[pair], pair }' | sort -k2
+}
+
 sanitize() {
     local tool bin
     bin=$(sanitizer)
@@ -72,9 +81,10 @@ sanitize() {
     fi
     for tool in memcheck racecheck initcheck synccheck; do
         # shellcheck disable=SC2086
-        step "sanitize-$tool" timeout 170 "$bin" --tool $tool --error-exitcode 9 --print-limit 20 \
+        step "sanitize-$tool" timeout 170 "$bin" --tool $tool --error-exitcode 9 --print-limit 1000 \
             "$dir/kvspan" check --device cuda --quick ${GPU_ARGS:-}
     done
+    race_pairs <"$out/sanitize-racecheck.log"
 }
 
 bench() {
