@@ -149,6 +149,31 @@ kvs_status dev_cuda_open(int32_t index, dev_cuda_info *info, kvs_error *err)
     return KVS_OK;
 }
 
+kvs_status dev_cuda_use(int32_t index, kvs_error *err)
+{
+    const cudaError_t e = cudaSetDevice(index);
+    return e == cudaSuccess ? KVS_OK : fail(err, e, "turning to a CUDA device");
+}
+
+kvs_status dev_cuda_reach(int32_t from, int32_t to, kvs_error *err)
+{
+    int can = 0;
+    cudaError_t e = cudaDeviceCanAccessPeer(&can, from, to);
+    if (e == cudaSuccess && can == 0) {
+        return err_set(err, KVS_UNSUPPORTED,
+                       "CUDA device %d cannot reach the memory of device %d: use devices that NVLink or "
+                       "PCIe peer access connects",
+                       (int)from, (int)to);
+    }
+    e = e == cudaSuccess ? cudaSetDevice(from) : e;
+    e = e == cudaSuccess ? cudaDeviceEnablePeerAccess(to, 0) : e;
+    if (e == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+        e = cudaSuccess;
+    }
+    return e == cudaSuccess ? KVS_OK : fail(err, e, "letting a CUDA device reach another's memory");
+}
+
 /* ---- queues ---- */
 
 kvs_status dev_queue_open_cuda(dev_queue *q, kvs_error *err)
@@ -194,6 +219,17 @@ void dev_queue_sync(dev_queue *q)
     const cudaError_t e = cudaStreamSynchronize(q->stream);
     const cudaError_t last = cudaGetLastError();
     dev_queue_fail_cuda(q, (int)(e != cudaSuccess ? e : last), "work on the CUDA device");
+}
+
+int dev_queue_is_done(dev_queue *q)
+{
+    const cudaError_t e = cudaStreamQuery(q->stream);
+    if (e == cudaErrorNotReady) {
+        cudaGetLastError();
+        return 0;
+    }
+    dev_queue_fail_cuda(q, (int)e, "work on the CUDA device");
+    return 1;
 }
 
 void dev_queue_copy(dev_queue *q, void *dst, const void *src, size_t bytes)

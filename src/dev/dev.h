@@ -77,12 +77,20 @@ int dev_cuda_built(void);
  * device, or no such index. */
 kvs_status dev_cuda_open(int32_t index, dev_cuda_info *info, kvs_error *err);
 
+/* Makes a device that has been opened the calling thread's again: for one thread that works on several. */
+kvs_status dev_cuda_use(int32_t index, kvs_error *err);
+/* Lets kernels of device `from` read and write the memory of device `to`. KVS_UNSUPPORTED: the two are not
+ * connected that way. */
+kvs_status dev_cuda_reach(int32_t from, int32_t to, kvs_error *err);
+
 /* A queue over a stream of its own on the calling thread's device; on failure *q needs no close. */
 kvs_status dev_queue_open_cuda(dev_queue *q, kvs_error *err);
 /* Waits for its work and gives the stream back; nothing on a queue of the host. */
 void dev_queue_close(dev_queue *q);
 /* Waits until all work of the queue is done, and records what failed in it. */
 void dev_queue_sync(dev_queue *q);
+/* Whether all work of the queue is done; true also after a failure, which is recorded. Does not wait. */
+int dev_queue_is_done(dev_queue *q);
 /* Records the failure of a CUDA call as KVS_DEVICE, "what: cudaErrorX (text)"; cuda_error 0 is none. */
 void dev_queue_fail_cuda(dev_queue *q, int cuda_error, const char *what);
 

@@ -57,6 +57,17 @@ kvs_status dev_cuda_open(int32_t index, dev_cuda_info *info, kvs_error *err)
     return err_set(err, KVS_UNSUPPORTED, "%s", reason);
 }
 
+kvs_status dev_cuda_use(int32_t index, kvs_error *err)
+{
+    return dev_cuda_open(index, NULL, err);
+}
+
+kvs_status dev_cuda_reach(int32_t from, int32_t to, kvs_error *err)
+{
+    (void)to;
+    return dev_cuda_open(from, NULL, err);
+}
+
 kvs_status dev_queue_open_cuda(dev_queue *q, kvs_error *err)
 {
     dev_queue_init(q, NULL);
@@ -71,6 +82,12 @@ void dev_queue_close(dev_queue *q)
 void dev_queue_sync(dev_queue *q)
 {
     (void)q;
+}
+
+int dev_queue_is_done(dev_queue *q)
+{
+    (void)q;
+    return 1;
 }
 
 void dev_queue_fail_cuda(dev_queue *q, int cuda_error, const char *what)
