@@ -184,7 +184,7 @@ static int check_options(const kvs_options *o)
         }
     }
     const bool cuda = is_cuda(o);
-    static const char *const cpu_only[] = {"comm", "selftest", "bench", "cpu"};
+    static const char *const cpu_only[] = {"selftest", "bench", "cpu"};
     for (size_t i = 0; cuda && i < sizeof cpu_only / sizeof *cpu_only; i++) {
         if (kvs_options_source(o, cpu_only[i]) == KVS_OPTION_COMMAND_LINE) {
             return cli_fail(CLI_USAGE, "--%s does not go with --device cuda: leave one of them out",
@@ -283,10 +283,10 @@ static kvs_check_config config_of(check *c, kvs_check_result *result)
     k.comm = kvs_options_flag(o, "comm");
     k.seed = (uint64_t)kvs_options_int(o, "seed", 0);
     k.quick = kvs_options_flag(o, "quick");
+    k.device = kvs_options_text(o, "device", 0);
     if (!k.comm) {
         k.op = kvs_options_text(o, "op", 0);
         k.variant = kvs_options_text(o, "variant", 0);
-        k.device = kvs_options_text(o, "device", 0);
         k.cpu = is_cuda(o) ? NULL : kvs_options_text(o, "cpu", 0);
         k.conformance = kvs_options_flag(o, "conformance");
         k.selftest = kvs_options_flag(o, "selftest");

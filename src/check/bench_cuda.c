@@ -231,6 +231,7 @@ typedef struct cuda_op {
     int32_t n_need;
     const cuda_point *own;
     int32_t n_own;
+    kvs_status (*run)(cuda_bench *b, const cuda_point *p, kvs_error *err); /* instead of setup */
 } cuda_op;
 
 #define LEN 131072
@@ -251,11 +252,17 @@ static const cuda_point k_index[] = {
     {1, 1, 64, LEN, 2048, 1, 0.0, KVS_INDEX_FP8},
     {1, 4096, 64, LEN, 2048, 1, 0.0, KVS_INDEX_FP8},
 };
+static const cuda_point k_exchange[] = {
+    {1, 1, 128, 0, 0, 2, 0.0, 0},
+    {16, 1, 128, 0, 0, 2, 0.0, 0},
+    {64, 1, 128, 0, 0, 2, 0.0, 0},
+};
 
 static const cuda_op k_op[] = {
-    {"attn", cuda_setup_attn, {KERN_OP_attn}, 1, k_attn, sizeof k_attn / sizeof *k_attn},
-    {"index", cuda_setup_index, {KERN_OP_index_score}, 1, k_index, 3},
-    {"select", cuda_setup_select, {KERN_OP_index_select, KERN_OP_index_score}, 2, k_index, 3},
+    {"attn", cuda_setup_attn, {KERN_OP_attn}, 1, k_attn, sizeof k_attn / sizeof *k_attn, NULL},
+    {"index", cuda_setup_index, {KERN_OP_index_score}, 1, k_index, 3, NULL},
+    {"select", cuda_setup_select, {KERN_OP_index_select, KERN_OP_index_score}, 2, k_index, 3, NULL},
+    {"exchange", NULL, {KERN_OP_merge}, 1, k_exchange, 3, cuda_run_exchange},
 };
 enum { N_OP = sizeof k_op / sizeof *k_op };
 
@@ -267,6 +274,10 @@ static kvs_status run_point(cuda_bench *b, const cuda_op *op, const cuda_point *
     if (b->cfg->progress != NULL &&
         b->cfg->progress(b->cfg->ctx, what, b->n_done, b->n_total) != 0) {
         return err_set(err, KVS_CANCELLED, "bench: ended after %d rows", (int)b->tally.n_row);
+    }
+    if (op->run != NULL) {
+        b->n_done++;
+        return op->run(b, p, err);
     }
     cuda_case *c = mem_calloc(1, sizeof *c);
     if (c == NULL) {
@@ -306,10 +317,12 @@ static int64_t pick(kvs_bench_axis a, int64_t *i, int64_t own)
 /* Point i of the caller's grid: q varies fastest. False past the last. */
 static int grid_point(const kvs_bench_config *cfg, const cuda_op *op, int64_t i, cuda_point *p)
 {
+    static const int64_t rows[] = {1, 16, 64};
     const cuda_point *d = &op->own[op->setup == cuda_setup_attn ? 1 : 0];
+    const kvs_bench_axis own_rows = {rows, op->run != NULL ? 3 : 0}; /* exchange is about rows */
     *p = *d;
     p->q = (int32_t)pick(cfg->q, &i, d->q);
-    p->batch = (int32_t)pick(cfg->batch, &i, d->batch);
+    p->batch = (int32_t)pick(cfg->batch.n > 0 ? cfg->batch : own_rows, &i, d->batch);
     p->heads = (int32_t)pick(cfg->heads, &i, d->heads);
     p->topk = (int32_t)pick(cfg->topk, &i, d->topk);
     p->len = pick(cfg->len, &i, d->len);
@@ -322,8 +335,23 @@ static int grid_point(const kvs_bench_config *cfg, const cuda_op *op, int64_t i,
     return i == 0;
 }
 
+static kvs_status check_exchange_point(const cuda_point *p, kvs_error *err)
+{
+    const int ok = p->batch >= 1 && p->q >= 1 && (int64_t)p->batch * p->q <= 4096 && p->heads >= 1 &&
+                   p->heads <= KVS_MAX_HEADS && (p->dcp == 2 || p->dcp == 4 || p->dcp == 8) &&
+                   p->len == 0 && p->topk == 0 && p->kv == 0 && p->invalid == 0.0;
+    return ok ? KVS_OK
+              : err_set(err, KVS_INVALID,
+                        "bench exchange on cuda takes batch x q up to 4096 rows, up to %d heads and dcp 2, "
+                        "4 or 8, and no len, topk, kv or invalid",
+                        KVS_MAX_HEADS);
+}
+
 static kvs_status check_point(const cuda_op *op, const cuda_point *p, kvs_error *err)
 {
+    if (op->run != NULL) {
+        return check_exchange_point(p, err);
+    }
     const int attn = op->setup == cuda_setup_attn;
     if (p->batch < 1 || p->q < 1 || (int64_t)p->batch * p->q > 65536 || p->heads < 1 ||
         p->heads > (attn ? KVS_MAX_HEADS : 64) || p->topk < 1 || p->topk > KVS_MAX_TOPK ||
@@ -383,7 +411,7 @@ static kvs_status find_op(const char *name, const cuda_op **op, kvs_error *err)
         return KVS_OK;
     }
     return err_set(err, KVS_INVALID,
-                   "bench %.32s has no form for cuda: use attn, index, select, roof", name);
+                   "bench %.32s has no form for cuda: use attn, index, select, exchange, roof", name);
 }
 
 static kvs_status refuse_host_only(const kvs_bench_config *c, kvs_error *err)
@@ -435,7 +463,8 @@ static kvs_status run_all(cuda_bench *b, kvs_error *err)
         TRY(run_op(b, op, err));
     }
     for (int i = 0; b->cfg->op == NULL && i < N_OP; i++) {
-        if (kern_need(&b->kern, k_op[i].need, k_op[i].n_need, NULL) == KVS_OK) {
+        const int devices_ok = k_op[i].run == NULL || b->info.n_device >= 2;
+        if (devices_ok && kern_need(&b->kern, k_op[i].need, k_op[i].n_need, NULL) == KVS_OK) {
             TRY(run_op(b, &k_op[i], err));
         }
     }

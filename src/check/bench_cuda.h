@@ -68,7 +68,10 @@ kvs_status cuda_setup_attn(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_index(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_select(cuda_case *c, kvs_error *err);
 
-/* As kvs_bench_run, on CUDA device 0. */
+/* Exchanges between devices: times and hands over its rows itself. */
+kvs_status cuda_run_exchange(cuda_bench *b, const cuda_point *p, kvs_error *err);
+
+/* As kvs_bench_run, on CUDA device 0; exchange on as many as it has ranks. */
 kvs_status bench_run_cuda(const kvs_bench_config *cfg, kvs_error *err);
 
 #endif

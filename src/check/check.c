@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "check/check_comm.h"
+#include "check/comm_cuda.h"
 #include "check/oracle.h"
 
 enum { MAX_VARIANT = 16, N_WORKER = 2 };
@@ -490,11 +491,13 @@ static void comm_line(void *ctx, const char *text)
 static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
 {
     if (cfg->op != NULL || cfg->variant != NULL || cfg->cpu != NULL || cfg->conformance ||
-        cfg->selftest || cfg->csv != NULL || cfg->device != NULL) {
+        cfg->selftest || cfg->csv != NULL) {
         return err_set(err, KVS_INVALID,
-                       "check: comm has no op, variant, cpu, conformance, selftest, csv or device: "
-                       "leave them out");
+                       "check: comm has no op, variant, cpu, conformance, selftest or csv: leave them "
+                       "out");
     }
+    int32_t cuda = 0;
+    TRY(check_device_parse(cfg->device, &cuda, err));
     check_comm_totals t = {0, 0, 0};
     const check_comm_config cc = {
         .seed = cfg->seed,
@@ -504,7 +507,7 @@ static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
         .ctx = (void *)(uintptr_t)cfg,
         .totals = &t,
     };
-    const kvs_status st = check_comm_run(&cc, err);
+    const kvs_status st = cuda != 0 ? check_comm_cuda(&cc, err) : check_comm_run(&cc, err);
     if (cfg->result != NULL) {
         *cfg->result = (kvs_check_result){t.n_passed, t.n_failed, t.n_skipped};
     }

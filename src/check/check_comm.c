@@ -343,8 +343,7 @@ static kvs_status run_all_local(run *r, kvs_error *err)
     return KVS_OK;
 }
 
-/* Turns the log of comm/ off and returns the level it had: its failures are on purpose. */
-static kvs_log_level log_off(void)
+kvs_log_level check_comm_log_off(void)
 {
     int level = KVS_LOG_DEBUG;
     while (level > KVS_LOG_OFF && !log_wants((kvs_log_level)level, KVS_LOG_COMM)) {
@@ -354,7 +353,7 @@ static kvs_log_level log_off(void)
     return (kvs_log_level)level;
 }
 
-static void log_on(kvs_log_level level)
+void check_comm_log_on(kvs_log_level level)
 {
     char spec[32];
     snprintf(spec, sizeof spec, "comm=%s", kvs_log_level_name(level));
@@ -368,7 +367,7 @@ kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err)
                        cfg->timeout_ms);
     }
     run r = {.cfg = cfg, .timeout_ms = cfg->timeout_ms > 0 ? cfg->timeout_ms : TIMEOUT_MS};
-    const kvs_log_level level = log_off();
+    const kvs_log_level level = check_comm_log_off();
     kvs_status st = run_all_mpi(&r, err);
     const bool lead = !r.silent;
     comm_close(r.mpi);
@@ -376,7 +375,7 @@ kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err)
     if (st >= 0 && lead) {
         st = run_all_local(&r, err);
     }
-    log_on(level);
+    check_comm_log_on(level);
     if (cfg->totals != NULL) {
         *cfg->totals = r.totals;
     }

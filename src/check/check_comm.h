@@ -9,6 +9,7 @@
 #define KVS_CHECK_COMM_H
 
 #include <stdint.h>
+#include "kvspan/log.h"
 #include "kvspan/status.h"
 
 typedef struct check_comm_totals {
@@ -37,5 +38,9 @@ typedef struct check_comm_config {
  * first one. KVS_INVALID: a negative time-out. Else it could not run. While it runs, the library's
  * log is silent for the subsystem comm; the level comes back as given by KVS_LOG. */
 kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err);
+
+/* Turns the log of comm/ off and returns the level it had: failures of a check are on purpose. */
+kvs_log_level check_comm_log_off(void);
+void check_comm_log_on(kvs_log_level level);
 
 #endif

@@ -5,10 +5,9 @@
  * fmaf), then the lanes go over the values four at a time. Bounded by memory: each live part is read once,
  * the result written once. A part of weight 0 is not read. */
 #include "kern/cuda/cuda.h"
-#include "kern/exp.h"
-#include "num/fmt.h"
+#include "kern/cuda/merge.cuh"
 
-enum { MAX_PART = 8, WARPS = 8, VEC = 4 };
+enum { MAX_PART = MERGE_MAX_PART, WARPS = 8, VEC = 4 };
 
 /* The args by value, without arrays that live elsewhere. */
 typedef struct merge_launch {
@@ -17,58 +16,16 @@ typedef struct merge_launch {
     merge_args a;
 } merge_launch;
 
-typedef struct merge_plan {
-    merge_weight node[MAX_PART - 1]; /* in the order they are applied */
-    float lse;
-    int n_nan;
-} merge_plan;
-
-/* The nodes of one (row, head). N parts; the loops unroll, so nothing is indexed at run time. */
+/* The nodes of one (row, head). */
 template <int N, bool TREE>
 static __device__ merge_plan plan_nodes(const merge_launch &m, int64_t row, int64_t head)
 {
-    merge_plan p;
     float lse[N];
-    p.n_nan = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         lse[i] = m.lse_in[i][row * m.a.lse_stride_row + head];
-        p.n_nan += lse[i] != lse[i];
-        lse[i] = merge_clean_lse(lse[i]);
     }
-    int at = 0;
-    if (TREE) {
-#pragma unroll
-        for (int half = N / 2; half >= 1; half /= 2) {
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                p.node[at] = merge_node_weights(lse[i], lse[i + half]);
-                lse[i] = p.node[at].lse;
-                at++;
-            }
-        }
-    } else {
-#pragma unroll
-        for (int i = 1; i < N; i++) {
-            p.node[at] = merge_node_weights(lse[0], lse[i]);
-            lse[0] = p.node[at].lse;
-            at++;
-        }
-    }
-    p.lse = lse[0];
-    return p;
-}
-
-/* Whether the lse of a part lets its values be read. */
-static __device__ bool is_live(float lse)
-{
-    return lse < (float)INFINITY && lse > -(float)INFINITY;
-}
-
-static __device__ float4 merge_node_four(const merge_weight &w, float4 a, float4 b)
-{
-    return make_float4(merge_node_value(w, a.x, b.x), merge_node_value(w, a.y, b.y),
-                       merge_node_value(w, a.z, b.z), merge_node_value(w, a.w, b.w));
+    return merge_plan_of<N, TREE>(lse);
 }
 
 template <int N, bool TREE>
@@ -79,30 +36,10 @@ static __device__ float4 merge_four(const merge_launch &m, const merge_plan &p, 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const float *src = m.out_in[i] + row * m.a.in_stride_row + head * m.a.in_stride_head + d;
-        v[i] = is_live(m.lse_in[i][row * m.a.lse_stride_row + head]) ? *(const float4 *)src
-                                                                     : make_float4(0, 0, 0, 0);
+        const bool live = merge_is_live(m.lse_in[i][row * m.a.lse_stride_row + head]);
+        v[i] = live ? *(const float4 *)src : make_float4(0, 0, 0, 0);
     }
-    int at = 0;
-    if (TREE) {
-#pragma unroll
-        for (int half = N / 2; half >= 1; half /= 2) {
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                v[i] = merge_node_four(p.node[at], v[i], v[i + half]);
-                at++;
-            }
-        }
-    } else {
-#pragma unroll
-        for (int i = 1; i < N; i++) {
-            v[0] = merge_node_four(p.node[at], v[0], v[i]);
-            at++;
-        }
-    }
-    if (N == 1 && !is_live(m.lse_in[0][row * m.a.lse_stride_row + head])) {
-        return make_float4(0, 0, 0, 0);
-    }
-    return v[0];
+    return merge_values<N, TREE>(p, v);
 }
 
 template <int N, bool TREE>
@@ -119,9 +56,7 @@ static __global__ void __launch_bounds__(32 * WARPS) merge_kernel(const merge_la
         for (int64_t d = lane * VEC; d < m.a.dim; d += 32 * VEC) {
             const float4 v = merge_four<N, TREE>(m, p, row, head, d);
             if (m.a.out_type == KVS_DTYPE_BF16) {
-                const uint32_t lo = bf16_from_f32(v.x).bits | (uint32_t)bf16_from_f32(v.y).bits << 16;
-                const uint32_t hi = bf16_from_f32(v.z).bits | (uint32_t)bf16_from_f32(v.w).bits << 16;
-                *(uint2 *)((uint16_t *)m.a.out + to + d) = make_uint2(lo, hi);
+                *(uint2 *)((uint16_t *)m.a.out + to + d) = merge_to_bf16(v);
             } else {
                 *(float4 *)((float *)m.a.out + to + d) = v;
             }

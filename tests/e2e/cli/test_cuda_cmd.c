@@ -23,6 +23,7 @@ static void a_missing_device_is_exit_code_1(void **state)
     no_device_is_said((const char *const[]){"check", "--device", "cuda", "--op", "merge", NULL});
     no_device_is_said((const char *const[]){"bench", "attn", "--device", "cuda", NULL});
     no_device_is_said((const char *const[]){"bench", "--device", "cuda", NULL});
+    no_device_is_said((const char *const[]){"check", "--comm", "--device", "cuda", NULL});
     prog p = RUN_ENV("KVS_DEVICE=cuda", "check", "--op", "merge", "--quick");
     assert_true(p.code == 1 || p.code == 0);
     assert_true(strstr(p.err, "CUDA") != NULL || strstr(p.out, "sm90") != NULL);
@@ -33,7 +34,7 @@ static void what_does_not_go_with_a_device_is_a_usage_error(void **state)
 {
     (void)state;
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--selftest"), 2, "--selftest");
-    prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--comm"), 2, "--comm");
+    prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--comm", "--op", "merge"), 2, "--comm");
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--bench"), 2, "--bench");
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--cpu", "avx2"), 2, "--cpu");
     prog_expect(RUN_ENV(hidden, "bench", "gemm", "--device", "cuda"), 2, "use attn, index, select");

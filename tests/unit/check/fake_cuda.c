@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "check/roof_cuda.h"
 #include "kern/cuda/cuda.h"
+#include "kern/exchange.h"
 
 fake_cuda fake;
 
@@ -81,6 +82,17 @@ kvs_status dev_cuda_open(int32_t index, dev_cuda_info *info, kvs_error *err)
     return KVS_OK;
 }
 
+kvs_status dev_cuda_use(int32_t index, kvs_error *err)
+{
+    return dev_cuda_open(index, NULL, err);
+}
+
+kvs_status dev_cuda_reach(int32_t from, int32_t to, kvs_error *err)
+{
+    (void)to;
+    return dev_cuda_open(from, NULL, err);
+}
+
 kvs_status dev_queue_open_cuda(dev_queue *q, kvs_error *err)
 {
     (void)err;
@@ -100,6 +112,12 @@ void dev_queue_close(dev_queue *q)
 void dev_queue_sync(dev_queue *q)
 {
     (void)q;
+}
+
+int dev_queue_is_done(dev_queue *q)
+{
+    (void)q;
+    return 1;
 }
 
 void dev_queue_fail_cuda(dev_queue *q, int cuda_error, const char *what)
@@ -416,4 +434,20 @@ const kern_variant *cuda_variants(int32_t *n)
 {
     *n = sizeof g_variants / sizeof *g_variants;
     return g_variants;
+}
+
+/* ---- exchanges: not on this device ---- */
+
+void exchange_sm90(const exchange_args *a, int32_t n, dev_queue *q)
+{
+    (void)a;
+    (void)n;
+    dev_queue_fail(q, KVS_UNSUPPORTED, "no exchanges here");
+}
+
+void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)
+{
+    (void)a;
+    (void)n;
+    dev_queue_fail(q, KVS_UNSUPPORTED, "no exchanges here");
 }

@@ -271,7 +271,7 @@ static void bench_refusals_say_what_would_work(void **state)
     kvs_error err;
     kvs_bench_config c = bench_config("gemm", &x);
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
-    assert_non_null(strstr(err.text, "use attn, index, select, roof"));
+    assert_non_null(strstr(err.text, "use attn, index, select, exchange, roof"));
     c = bench_config("attn", &x);
     c.warm = 1;
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
@@ -283,6 +283,12 @@ static void bench_refusals_say_what_would_work(void **state)
     c = bench_config("select", &x);
     c.dcp = (kvs_bench_axis){two, 1};
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    c = bench_config("exchange", &x);
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_NODEV);
+    assert_non_null(strstr(err.text, "dcp 2 needs as many devices, there are 1"));
+    c.topk = (kvs_bench_axis){two, 1};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, "no len, topk"));
     c = bench_config("roof", &x);
     assert_int_equal(kvs_bench_run(&c, &err), KVS_OK);
     assert_int_equal(x.n, 1);

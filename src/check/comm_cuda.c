@@ -1,0 +1,741 @@
+/* check/comm_cuda.c: worlds of ranks on devices, and what right exchanges move. */
+#include "check/comm_cuda.h"
+#include <stdio.h>
+#include <string.h>
+#include "base/mem.h"
+#include "check/check.h"
+#include "kern/kern.h"
+
+enum { ROW = 512, REPS = 4, SPECIAL = 5 };
+
+/* ---- rows -------------------------------------------------------------------------------------- */
+
+static void emit(gpu_run *r, const char *row)
+{
+    if (r->cfg->line != NULL) {
+        r->cfg->line(r->cfg->ctx, row);
+    }
+}
+
+void gpu_row(gpu_run *r, const char *what, const char *wrong, const char *tail)
+{
+    char row[ROW];
+    const bool bad = wrong != NULL && wrong[0] != '\0';
+    snprintf(row, sizeof row, "%s %s %s%s%.200s", what, bad ? "FAIL" : "pass", tail,
+             bad ? " wrong: " : "", bad ? wrong : "");
+    if (!bad) {
+        r->totals.n_passed++;
+    } else if (r->totals.n_failed++ == 0) {
+        snprintf(r->first, sizeof r->first, "%.*s", (int)sizeof r->first - 1, row);
+    }
+    emit(r, row);
+}
+
+void gpu_skip(gpu_run *r, const char *what, const char *why)
+{
+    char row[ROW];
+    snprintf(row, sizeof row, "%s skip \"%.300s\"", what, why);
+    r->totals.n_skipped++;
+    emit(r, row);
+}
+
+/* ---- worlds ------------------------------------------------------------------------------------ */
+
+kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int64_t max_bytes,
+                    int32_t timeout_ms, kvs_error *err)
+{
+    memset(w, 0, sizeof *w);
+    w->n = n;
+    for (int32_t i = 0; i < n; i++) {
+        w->device[i] = spread ? i % n_device : 0;
+    }
+    const p2p_config cfg = {
+        .n_rank = n,
+        .device = w->device,
+        .n_line = exchange_lines_for(max_bytes),
+        .n_chunk = exchange_chunks_for(max_bytes),
+        .timeout_ms = timeout_ms,
+        .op_name = exchange_op_name,
+    };
+    kvs_status st = p2p_open(&w->g, &cfg, err);
+    for (int32_t i = 0; i < n && st == KVS_OK; i++) {
+        st = p2p_use(w->g, i, err);
+        st = st == KVS_OK ? dev_queue_open_cuda(&w->queue[i], err) : st;
+        w->n_open += st == KVS_OK;
+    }
+    if (st < 0) {
+        gpu_close(w);
+    }
+    return st;
+}
+
+void gpu_close(gpu_world *w)
+{
+    for (int32_t i = 0; i < w->n_open; i++) {
+        if (p2p_use(w->g, i, NULL) == KVS_OK) {
+            dev_queue_close(&w->queue[i]);
+        }
+    }
+    for (int32_t i = 0; i < w->n_block; i++) {
+        if (p2p_use(w->g, w->block_rank[i], NULL) == KVS_OK) {
+            dev_cuda.free(w->block[i]);
+        }
+    }
+    p2p_close(w->g);
+    memset(w, 0, sizeof *w);
+}
+
+kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_error *err)
+{
+    TRY(p2p_use(w->g, rank, err));
+    *out = w->n_block < GPU_MAX_BLOCK ? dev_cuda.alloc(bytes) : NULL;
+    if (*out == NULL) {
+        return err_set(err, KVS_NOMEM, "the device has no %zu bytes left for rank %d", bytes, (int)rank);
+    }
+    w->block_rank[w->n_block] = rank;
+    w->block[w->n_block++] = *out;
+    return KVS_OK;
+}
+
+void gpu_put(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes)
+{
+    if (p2p_use(w->g, rank, NULL) == KVS_OK) {
+        dev_cuda.put(dst, src, bytes);
+    }
+}
+
+void gpu_get(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes)
+{
+    if (p2p_use(w->g, rank, NULL) == KVS_OK) {
+        dev_cuda.get(dst, src, bytes);
+    }
+}
+
+/* The ranks, from rank i on, that a launch for rank i serves; false: an earlier launch does. */
+static bool ranks_of_launch(const gpu_world *w, int32_t i, int32_t skip, bool alone, int32_t *list, int32_t *n)
+{
+    *n = 0;
+    if (i == skip) {
+        return false;
+    }
+    for (int32_t k = 0; k < i && !alone; k++) {
+        if (k != skip && w->device[k] == w->device[i]) {
+            return false;
+        }
+    }
+    for (int32_t k = i; k < w->n && (k == i || !alone); k++) {
+        if (k != skip && w->device[k] == w->device[i]) {
+            list[(*n)++] = k;
+        }
+    }
+    return p2p_use(w->g, i, NULL) == KVS_OK;
+}
+
+static void exchange_led_by(gpu_world *w, const exchange_args *a, int32_t lead, int32_t skip, bool alone)
+{
+    exchange_args some[WIRE_MAX_RANK];
+    int32_t list[WIRE_MAX_RANK];
+    int32_t n;
+    if (ranks_of_launch(w, lead, skip, alone, list, &n)) {
+        for (int32_t k = 0; k < n; k++) {
+            some[k] = a[list[k]];
+        }
+        exchange_sm90(some, n, &w->queue[lead]);
+    }
+}
+
+void gpu_merge_led_by(gpu_world *w, const exchange_merge_args *a, int32_t lead)
+{
+    exchange_merge_args some[WIRE_MAX_RANK];
+    int32_t list[WIRE_MAX_RANK];
+    int32_t n;
+    if (ranks_of_launch(w, lead, -1, false, list, &n)) {
+        for (int32_t k = 0; k < n; k++) {
+            some[k] = a[list[k]];
+        }
+        exchange_merge_sm90(some, n, &w->queue[lead]);
+    }
+}
+
+void gpu_exchange(gpu_world *w, const exchange_args *a, int32_t skip, bool alone)
+{
+    for (int32_t i = 0; i < w->n; i++) {
+        exchange_led_by(w, a, i, skip, alone);
+    }
+}
+
+void gpu_merge(gpu_world *w, const exchange_merge_args *a)
+{
+    for (int32_t i = 0; i < w->n; i++) {
+        gpu_merge_led_by(w, a, i);
+    }
+}
+
+kvs_status gpu_record(gpu_world *w, void (*enqueue)(gpu_world *w, int32_t lead, void *ctx), void *ctx,
+                      dev_graph *g, kvs_error *err)
+{
+    for (int32_t i = 0; i < w->n; i++) {
+        TRY(p2p_use(w->g, i, err));
+        TRY(dev_capture_begin(&w->queue[i], err));
+        enqueue(w, i, ctx);
+        TRY(dev_capture_end(&w->queue[i], &g[i], err));
+        TRY(dev_queue_check(&w->queue[i], err));
+    }
+    return KVS_OK;
+}
+
+void gpu_exchange_led_by(gpu_world *w, const exchange_args *a, int32_t lead)
+{
+    exchange_led_by(w, a, lead, -1, false);
+}
+
+void gpu_launch(gpu_world *w, const dev_graph *g, int32_t rank)
+{
+    if (g[rank].n_node > 0 && p2p_use(w->g, rank, NULL) == KVS_OK) {
+        dev_graph_launch(&g[rank], &w->queue[rank]);
+    }
+}
+
+kvs_status gpu_sync(gpu_world *w, kvs_error *err)
+{
+    kvs_status st = KVS_OK;
+    for (int32_t i = 0; i < w->n; i++) {
+        TRY(p2p_use(w->g, i, err));
+        dev_queue_sync(&w->queue[i]);
+        const kvs_status one = dev_queue_check(&w->queue[i], err);
+        st = st == KVS_OK ? one : st;
+    }
+    return st;
+}
+
+/* ---- messages ---------------------------------------------------------------------------------- */
+
+typedef struct part_spec {
+    int32_t bytes;
+    int32_t pad;    /* bytes behind each row, on both sides */
+    bool gather;    /* the same to all; else a piece of a row to each rank */
+    bool interleave; /* the ranks' pieces of a row lie side by side at the receiver */
+} part_spec;
+
+typedef struct msg_spec {
+    const char *name;
+    exchange_op op;
+    int32_t n_part;
+    part_spec part[EXCHANGE_MAX_PART];
+} msg_spec;
+
+static const msg_spec k_msg[] = {
+    {"barrier", EXCHANGE_BARRIER, 0, {{0, 0, false, false}}},
+    {"queries", EXCHANGE_Q, 1, {{3 * 1152, 0, true, true}}},
+    {"candidates", EXCHANGE_SELECT, 2, {{4 * 37, 4, true, false}, {4 * 37, 0, true, false}}},
+    {"pieces",
+     EXCHANGE_OTHER,
+     4,
+     {{20, 12, false, false}, {2048, 16, false, false}, {4, 0, false, true}, {576, 0, false, true}}},
+};
+enum { N_MSG = sizeof k_msg / sizeof *k_msg };
+
+static int64_t src_row(const part_spec *p, int32_t n)
+{
+    return (p->gather ? p->bytes : n * p->bytes) + p->pad;
+}
+
+/* Sizes of both sides of a part. */
+static size_t src_bytes(const part_spec *p, int32_t n, int32_t n_row)
+{
+    return (size_t)(n_row * src_row(p, n) + 16);
+}
+
+static size_t dst_bytes(const part_spec *p, int32_t n, int32_t n_row)
+{
+    return (size_t)((int64_t)n_row * n * (p->bytes + p->pad) + 16);
+}
+
+static int64_t dst_rank(const part_spec *p, int32_t n_row)
+{
+    return p->interleave ? p->bytes : (int64_t)n_row * (p->bytes + p->pad);
+}
+
+static int64_t dst_row(const part_spec *p, int32_t n)
+{
+    return (p->interleave ? n * p->bytes : p->bytes) + p->pad;
+}
+
+/* A message between all ranks: buffers on the devices and what was put into them. */
+typedef struct message {
+    const msg_spec *spec;
+    int32_t n_row;
+    exchange_args a[WIRE_MAX_RANK];
+    uint8_t *src[WIRE_MAX_RANK][EXCHANGE_MAX_PART]; /* host */
+} message;
+
+static void message_free(message *m)
+{
+    for (int i = 0; i < WIRE_MAX_RANK; i++) {
+        for (int k = 0; k < EXCHANGE_MAX_PART; k++) {
+            mem_free(m->src[i][k]);
+        }
+    }
+}
+
+static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, int32_t form, int32_t n_row,
+                               kvs_error *err)
+{
+    memset(m, 0, sizeof *m);
+    m->spec = spec;
+    m->n_row = n_row;
+    for (int32_t r = 0; r < w->n; r++) {
+        exchange_args *a = &m->a[r];
+        a->w = p2p_wire(w->g, r);
+        a->op = (int32_t)spec->op;
+        a->form = form;
+        a->n_row = n_row;
+        a->n_part = spec->n_part;
+        for (int32_t k = 0; k < spec->n_part; k++) {
+            const part_spec *p = &spec->part[k];
+            void *src = NULL;
+            TRY(gpu_alloc(w, r, src_bytes(p, w->n, n_row), &src, err));
+            TRY(gpu_alloc(w, r, dst_bytes(p, w->n, n_row), &a->part[k].dst, err));
+            m->src[r][k] = mem_alloc(src_bytes(p, w->n, n_row), 0);
+            if (m->src[r][k] == NULL) {
+                return err_set(err, KVS_NOMEM, "no memory for a message of the check");
+            }
+            a->part[k].src = src;
+            a->part[k].bytes = p->bytes;
+            a->part[k].src_rank = p->gather ? 0 : p->bytes;
+            a->part[k].src_row = src_row(p, w->n);
+            a->part[k].dst_rank = dst_rank(p, n_row);
+            a->part[k].dst_row = dst_row(p, w->n);
+        }
+    }
+    return KVS_OK;
+}
+
+/* New data everywhere, poison where it is to arrive. */
+static void message_fill(message *m, gpu_world *w, uint64_t seed)
+{
+    for (int32_t r = 0; r < w->n; r++) {
+        for (int32_t k = 0; k < m->spec->n_part; k++) {
+            const size_t n = src_bytes(&m->spec->part[k], w->n, m->n_row);
+            for (size_t i = 0; i + 8 <= n; i += 8) {
+                const uint64_t x = rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), i);
+                memcpy(m->src[r][k] + i, &x, 8);
+            }
+            gpu_put(w, r, (void *)(uintptr_t)m->a[r].part[k].src, m->src[r][k], n);
+            dev_cuda.fill(m->a[r].part[k].dst, GPU_POISON, dst_bytes(&m->spec->part[k], w->n, m->n_row));
+        }
+    }
+}
+
+/* What part k of rank r must hold now. */
+static void expect_part(const message *m, int32_t n, int32_t r, int32_t k, uint8_t *want)
+{
+    const part_spec *p = &m->spec->part[k];
+    memset(want, GPU_POISON, dst_bytes(p, n, m->n_row));
+    for (int32_t from = 0; from < n; from++) {
+        for (int32_t row = 0; row < m->n_row; row++) {
+            memcpy(want + from * dst_rank(p, m->n_row) + row * dst_row(p, n),
+                   m->src[from][k] + row * src_row(p, n) + (p->gather ? 0 : r * p->bytes),
+                   (size_t)p->bytes);
+        }
+    }
+}
+
+static kvs_status message_compare(const message *m, gpu_world *w, char *wrong, size_t cap, kvs_error *err)
+{
+    for (int32_t r = 0; r < w->n; r++) {
+        for (int32_t k = 0; k < m->spec->n_part && wrong[0] == '\0'; k++) {
+            const size_t n = dst_bytes(&m->spec->part[k], w->n, m->n_row);
+            uint8_t *want = mem_alloc(n, 0);
+            uint8_t *got = mem_alloc(n, 0);
+            if (want == NULL || got == NULL) {
+                mem_free(want);
+                mem_free(got);
+                return err_set(err, KVS_NOMEM, "no memory to compare a message");
+            }
+            expect_part(m, w->n, r, k, want);
+            gpu_get(w, r, got, m->a[r].part[k].dst, n);
+            for (size_t i = 0; i < n && wrong[0] == '\0'; i++) {
+                if (got[i] != want[i]) {
+                    snprintf(wrong, cap, "rank %d, part %d, byte %zu of %zu: %02x, want %02x", (int)r,
+                             (int)k, i, n, got[i], want[i]);
+                }
+            }
+            mem_free(want);
+            mem_free(got);
+        }
+    }
+    return KVS_OK;
+}
+
+static void check_sound(gpu_world *w, char *wrong, size_t cap)
+{
+    for (int32_t r = 0; r < w->n && wrong[0] == '\0'; r++) {
+        kvs_error why;
+        if (p2p_check(w->g, r, &why) < 0) {
+            snprintf(wrong, cap, "rank %d: %.150s", (int)r, why.text);
+        }
+    }
+}
+
+static kvs_status run_message(gpu_run *run, gpu_world *w, const msg_spec *spec, int32_t form, int32_t n_row,
+                              char *wrong, size_t cap, kvs_error *err)
+{
+    message m;
+    const int32_t blocks = w->n_block;
+    kvs_status st = message_make(&m, w, spec, form, n_row, err);
+    for (int rep = 0; rep < REPS && st == KVS_OK && wrong[0] == '\0'; rep++) {
+        message_fill(&m, w, run->cfg->seed + ++run->n_case);
+        gpu_exchange(w, m.a, -1, false);
+        st = gpu_sync(w, err);
+        check_sound(w, wrong, cap);
+        st = st == KVS_OK ? message_compare(&m, w, wrong, cap, err) : st;
+    }
+    message_free(&m);
+    while (w->n_block > blocks && st != KVS_DEVICE) {
+        w->n_block--;
+        if (p2p_use(w->g, w->block_rank[w->n_block], NULL) == KVS_OK) {
+            dev_cuda.free(w->block[w->n_block]);
+        }
+    }
+    return st;
+}
+
+/* ---- partials ---------------------------------------------------------------------------------- */
+
+enum { DIM = KVS_LATENT_DIM, LOCAL = 3 };
+
+typedef struct partials {
+    int32_t n_row, type;
+    exchange_merge_args a[WIRE_MAX_RANK];
+    float *part[WIRE_MAX_RANK]; /* host */
+    float *lse[WIRE_MAX_RANK];
+} partials;
+
+static size_t elem_bytes(int32_t type)
+{
+    return type == KVS_DTYPE_BF16 ? 2 : 4;
+}
+
+static kvs_status partials_make(partials *m, gpu_world *w, int32_t form, int32_t n_row, int32_t type,
+                                kvs_error *err)
+{
+    const int32_t heads = LOCAL * w->n;
+    memset(m, 0, sizeof *m);
+    m->n_row = n_row;
+    m->type = type;
+    for (int32_t r = 0; r < w->n; r++) {
+        exchange_merge_args *a = &m->a[r];
+        void *p = NULL;
+        a->w = p2p_wire(w->g, r);
+        a->form = form;
+        a->n_row = n_row;
+        a->n_head = heads;
+        TRY(gpu_alloc(w, r, (size_t)(n_row * heads * DIM) * 4 + 16, &p, err));
+        a->part = p;
+        a->part_row = heads * DIM;
+        TRY(gpu_alloc(w, r, (size_t)(n_row * heads) * 4 + 16, &p, err));
+        a->part_lse = p;
+        a->lse_row = heads;
+        TRY(gpu_alloc(w, r, (size_t)(n_row * LOCAL * DIM) * elem_bytes(type) + 16, &a->out, err));
+        a->out_type = type;
+        a->out_row = LOCAL * DIM;
+        TRY(gpu_alloc(w, r, (size_t)(n_row * LOCAL) * 4 + 16, &p, err));
+        a->lse = p;
+        TRY(gpu_alloc(w, r, sizeof(uint64_t), &p, err));
+        a->n_nan = p;
+        m->part[r] = mem_alloc((size_t)(n_row * heads * DIM) * 4 + 16, 0);
+        m->lse[r] = mem_alloc((size_t)(n_row * heads) * 4 + 16, 0);
+        if (m->part[r] == NULL || m->lse[r] == NULL) {
+            return err_set(err, KVS_NOMEM, "no memory for partials of the check");
+        }
+    }
+    return KVS_OK;
+}
+
+static void partials_free(partials *m)
+{
+    for (int i = 0; i < WIRE_MAX_RANK; i++) {
+        mem_free(m->part[i]);
+        mem_free(m->lse[i]);
+    }
+}
+
+/* About one part in five has an LSE that takes it out; its values are NaN then. */
+static void partials_fill(partials *m, gpu_world *w, uint64_t seed)
+{
+    const float out[SPECIAL] = {(float)-INFINITY, (float)INFINITY, (float)NAN, (float)-INFINITY,
+                                (float)-INFINITY};
+    const int64_t pairs = (int64_t)m->n_row * LOCAL * w->n;
+    for (int32_t r = 0; r < w->n; r++) {
+        rng g = rng_init(seed, (uint64_t)r);
+        gen_f32(&g, m->part[r], pairs * DIM, 1.0f);
+        gen_f32(&g, m->lse[r], pairs, 6.0f);
+        for (int64_t i = 0; i < pairs; i++) {
+            const int32_t pick = gen_pick(&g, 5 * SPECIAL);
+            if (pick < SPECIAL) {
+                m->lse[r][i] = out[pick];
+                memset(m->part[r] + i * DIM, 0xFF, DIM * sizeof(float));
+            }
+        }
+        const uint64_t zero = 0;
+        gpu_put(w, r, (void *)(uintptr_t)m->a[r].part, m->part[r], (size_t)(pairs * DIM) * 4);
+        gpu_put(w, r, (void *)(uintptr_t)m->a[r].part_lse, m->lse[r], (size_t)pairs * 4);
+        gpu_put(w, r, m->a[r].n_nan, &zero, sizeof zero);
+        dev_cuda.fill(m->a[r].out, GPU_POISON, (size_t)(m->n_row * LOCAL * DIM) * elem_bytes(m->type));
+        dev_cuda.fill(m->a[r].lse, GPU_POISON, (size_t)(m->n_row * LOCAL) * 4);
+    }
+}
+
+/* Rank r's heads by the reference's merge. */
+static void expect_merge(const partials *m, int32_t n, int32_t r, void *out, float *lse, uint64_t *n_nan)
+{
+    kern_table ref;
+    dev_queue host;
+    const float *out_in[WIRE_MAX_RANK];
+    const float *lse_in[WIRE_MAX_RANK];
+    for (int32_t p = 0; p < n; p++) {
+        out_in[p] = m->part[p] + (size_t)(r * LOCAL) * DIM;
+        lse_in[p] = m->lse[p] + r * LOCAL;
+    }
+    const merge_args a = {
+        .n_part = n,
+        .mode = KVS_LANES % n == 0 ? MERGE_TREE : MERGE_FOLD,
+        .n_row = m->n_row,
+        .n_head = LOCAL,
+        .dim = DIM,
+        .out_in = out_in,
+        .lse_in = lse_in,
+        .in_stride_row = (int64_t)n * LOCAL * DIM,
+        .in_stride_head = DIM,
+        .lse_stride_row = (int64_t)n * LOCAL,
+        .out = out,
+        .out_type = m->type,
+        .out_stride_row = LOCAL * DIM,
+        .out_stride_head = DIM,
+        .lse = lse,
+        .n_nan = n_nan,
+    };
+    *n_nan = 0;
+    dev_queue_init(&host, NULL);
+    (void)kern_init(&ref, 0, NULL, NULL);
+    ref.merge(&a, &host);
+}
+
+static void compare_bytes(char *wrong, size_t cap, const char *what, int32_t rank, const void *got,
+                          const void *want, size_t n)
+{
+    const uint8_t *g = got;
+    const uint8_t *e = want;
+    for (size_t i = 0; i < n && wrong[0] == '\0'; i++) {
+        if (g[i] != e[i]) {
+            snprintf(wrong, cap, "rank %d: %s, byte %zu of %zu: %02x, want %02x", (int)rank, what, i, n,
+                     g[i], e[i]);
+        }
+    }
+}
+
+static kvs_status partials_compare(const partials *m, gpu_world *w, char *wrong, size_t cap, kvs_error *err)
+{
+    const size_t out_n = (size_t)(m->n_row * LOCAL * DIM) * elem_bytes(m->type);
+    const size_t lse_n = (size_t)(m->n_row * LOCAL) * 4;
+    uint8_t *mem = mem_alloc(2 * (out_n + lse_n) + 64, 0);
+    if (mem == NULL) {
+        return err_set(err, KVS_NOMEM, "no memory to compare partials");
+    }
+    float *want_lse = (float *)(void *)(mem + 2 * out_n);
+    float *got_lse = want_lse + m->n_row * LOCAL;
+    for (int32_t r = 0; r < w->n; r++) {
+        uint64_t want_nan;
+        uint64_t got_nan = 0;
+        expect_merge(m, w->n, r, mem, want_lse, &want_nan);
+        gpu_get(w, r, mem + out_n, m->a[r].out, out_n);
+        gpu_get(w, r, got_lse, m->a[r].lse, lse_n);
+        gpu_get(w, r, &got_nan, m->a[r].n_nan, sizeof got_nan);
+        compare_bytes(wrong, cap, "lse", r, got_lse, want_lse, lse_n);
+        compare_bytes(wrong, cap, "out", r, mem + out_n, mem, out_n);
+        if (got_nan != want_nan && wrong[0] == '\0') {
+            snprintf(wrong, cap, "rank %d: %llu NaN counted, want %llu", (int)r,
+                     (unsigned long long)got_nan, (unsigned long long)want_nan);
+        }
+    }
+    mem_free(mem);
+    return KVS_OK;
+}
+
+static kvs_status run_partials(gpu_run *run, gpu_world *w, int32_t form, int32_t n_row, int32_t type,
+                               char *wrong, size_t cap, kvs_error *err)
+{
+    partials m;
+    const int32_t blocks = w->n_block;
+    kvs_status st = partials_make(&m, w, form, n_row, type, err);
+    for (int rep = 0; rep < REPS && st == KVS_OK && wrong[0] == '\0'; rep++) {
+        partials_fill(&m, w, run->cfg->seed + ++run->n_case);
+        gpu_merge(w, m.a);
+        st = gpu_sync(w, err);
+        check_sound(w, wrong, cap);
+        st = st == KVS_OK ? partials_compare(&m, w, wrong, cap, err) : st;
+    }
+    partials_free(&m);
+    while (w->n_block > blocks && st != KVS_DEVICE) {
+        w->n_block--;
+        if (p2p_use(w->g, w->block_rank[w->n_block], NULL) == KVS_OK) {
+            dev_cuda.free(w->block[w->n_block]);
+        }
+    }
+    return st;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------ */
+
+enum { N_GRAPH_MSG = 6, REPLAYS = 12 };
+
+static void enqueue_messages(gpu_world *w, int32_t lead, void *ctx)
+{
+    const message *m = ctx;
+    for (int i = 0; i < N_GRAPH_MSG; i++) {
+        gpu_exchange_led_by(w, m[i].a, lead);
+    }
+}
+
+/* A graph per device with several exchanges, each with buffers of its own, in both forms; replayed with new
+ * data, so that a line or chunk of an earlier replay that passed for a new one would show. */
+static kvs_status replay(gpu_run *run, gpu_world *w, message *m, dev_graph *g, char *wrong, size_t cap,
+                         kvs_error *err)
+{
+    TRY(gpu_record(w, enqueue_messages, m, g, err));
+    for (int rep = 0; rep < REPLAYS && wrong[0] == '\0'; rep++) {
+        for (int i = 0; i < N_GRAPH_MSG; i++) {
+            message_fill(&m[i], w, run->cfg->seed + ++run->n_case);
+        }
+        for (int32_t d = 0; d < w->n; d++) {
+            gpu_launch(w, g, d);
+        }
+        TRY(gpu_sync(w, err));
+        check_sound(w, wrong, cap);
+        for (int i = 0; i < N_GRAPH_MSG && wrong[0] == '\0'; i++) {
+            TRY(message_compare(&m[i], w, wrong, cap, err));
+        }
+    }
+    return KVS_OK;
+}
+
+static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err)
+{
+    static const msg_spec spec = {"queries", EXCHANGE_Q, 1, {{16 * 1152, 0, true, true}}};
+    gpu_world w;
+    message m[N_GRAPH_MSG];
+    dev_graph g[WIRE_MAX_RANK];
+    char wrong[192] = "";
+    char what[96];
+    memset(m, 0, sizeof m);
+    memset(g, 0, sizeof g);
+    TRY(gpu_open(&w, n, run->n_device, spread, 4 * spec.part[0].bytes, 30000, err));
+    kvs_status st = KVS_OK;
+    for (int i = 0; i < N_GRAPH_MSG && st == KVS_OK; i++) {
+        st = message_make(&m[i], &w, &spec, i % 3 == 2 ? EXCHANGE_CHUNKS : EXCHANGE_LINES, 1 + i % 4, err);
+    }
+    const uint32_t before = st == KVS_OK ? p2p_count(w.g, 0) : 0;
+    st = st == KVS_OK ? replay(run, &w, m, g, wrong, sizeof wrong, err) : st;
+    if (st == KVS_OK && wrong[0] == '\0' &&
+        p2p_count(w.g, n - 1) - before != (uint32_t)(N_GRAPH_MSG * REPLAYS)) {
+        snprintf(wrong, sizeof wrong, "%u exchanges counted, want %d", (unsigned)p2p_count(w.g, n - 1),
+                 N_GRAPH_MSG * REPLAYS);
+    }
+    for (int i = 0; i < N_GRAPH_MSG; i++) {
+        message_free(&m[i]);
+    }
+    for (int i = 0; i < WIRE_MAX_RANK; i++) {
+        dev_graph_free(&g[i]);
+    }
+    if (st != KVS_DEVICE) {
+        gpu_close(&w);
+    }
+    snprintf(what, sizeof what, "op=graph transport=p2p n=%d devices=%d", (int)n,
+             (int)(spread && n > 1 ? run->n_device : 1));
+    if (st == KVS_OK) {
+        gpu_row(run, what, wrong, "replays=12");
+    }
+    return st;
+}
+
+/* ---- the run ----------------------------------------------------------------------------------- */
+
+static const int32_t k_rows[] = {0, 1, 7, 33};
+enum { N_ROWS = sizeof k_rows / sizeof *k_rows };
+
+static kvs_status run_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
+{
+    static const char *const form_name[] = {"auto", "lines", "chunks"};
+    gpu_world w;
+    TRY(gpu_open(&w, n, run->n_device, spread, 33 * 3 * 2064, 30000, err));
+    kvs_status st = KVS_OK;
+    for (int form = EXCHANGE_LINES; form <= EXCHANGE_CHUNKS && st == KVS_OK; form++) {
+        for (int i = 0; i < N_MSG + 2 && st == KVS_OK; i++) {
+            char what[128];
+            char wrong[192] = "";
+            const int32_t type = i == N_MSG ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
+            snprintf(what, sizeof what, "op=%s transport=p2p n=%d devices=%d form=%s",
+                     i < N_MSG            ? k_msg[i].name
+                     : type == KVS_DTYPE_F32 ? "partials_f32"
+                                             : "partials_bf16",
+                     (int)n, (int)(spread && n > 1 ? run->n_device : 1), form_name[form]);
+            for (int k = 0; k < N_ROWS && st == KVS_OK; k++) {
+                st = i < N_MSG ? run_message(run, &w, &k_msg[i], form, k_rows[k], wrong, sizeof wrong, err)
+                               : run_partials(run, &w, form, k_rows[k], type, wrong, sizeof wrong, err);
+            }
+            if (st == KVS_OK) {
+                gpu_row(run, what, wrong, "rows=0,1,7,33");
+            }
+        }
+    }
+    if (st != KVS_DEVICE) {
+        gpu_close(&w);
+    }
+    return st;
+}
+
+static kvs_status run_all(gpu_run *run, kvs_error *err)
+{
+    static const int32_t quick[] = {1, 2, 3, 8};
+    static const int32_t full[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const bool short_run = run->cfg->quick != 0;
+    for (int i = 0; i < (short_run ? 4 : 8); i++) {
+        const int32_t n = short_run ? quick[i] : full[i];
+        TRY(run_data(run, n, true, err));
+        if (run->n_device > 1 && n > 1 && !short_run) {
+            TRY(run_data(run, n, false, err));
+        }
+    }
+    TRY(run_graph(run, 2, true, err));
+    TRY(run_graph(run, 4, true, err));
+    TRY(gpu_check_faults(run, 2, err));
+    TRY(gpu_check_faults(run, 3, err));
+    return gpu_check_nccl(run, err);
+}
+
+kvs_status check_comm_cuda(const check_comm_config *cfg, kvs_error *err)
+{
+    gpu_run run;
+    dev_cuda_info info;
+    memset(&run, 0, sizeof run);
+    run.cfg = cfg;
+    run.timeout_ms = cfg->timeout_ms > 0 ? cfg->timeout_ms : GPU_TIMEOUT_MS;
+    TRY(dev_cuda_open(0, &info, err));
+    run.n_device = info.n_device < WIRE_MAX_RANK ? info.n_device : WIRE_MAX_RANK;
+    char text[192];
+    check_describe_device(&info, text, sizeof text);
+    emit(&run, text);
+    const kvs_log_level level = check_comm_log_off();
+    const kvs_status st = run_all(&run, err);
+    check_comm_log_on(level);
+    if (cfg->totals != NULL) {
+        *cfg->totals = run.totals;
+    }
+    TRY(st);
+    return run.totals.n_failed == 0
+               ? KVS_OK
+               : err_set(err, KVS_INTERNAL, "check --comm: %lld of %lld rows failed; the first: %.200s",
+                         (long long)run.totals.n_failed,
+                         (long long)(run.totals.n_failed + run.totals.n_passed), run.first);
+}

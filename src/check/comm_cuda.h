@@ -1,0 +1,75 @@
+/* check/comm_cuda.h: `kvspan check --comm --device cuda`: exchanges between CUDA devices.
+ *
+ * Ranks lie on the devices the process sees in turn, so that one device is enough to run all of it; more
+ * ranks than devices share them. Peer memory (kern/exchange.h over comm/p2p.h): every message, form and
+ * number of ranks against a simulation on the host, partials against the reference's merge, messages in
+ * graphs that are replayed, and each fault a rank can have. NCCL where there are two devices and NCCL. */
+#ifndef KVS_CHECK_COMM_CUDA_H
+#define KVS_CHECK_COMM_CUDA_H
+
+#include <stdbool.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "check/check_comm.h"
+#include "comm/p2p.h"
+#include "kern/exchange.h"
+
+/* As check_comm_run. */
+kvs_status check_comm_cuda(const check_comm_config *cfg, kvs_error *err);
+
+/* ---- private to comm_cuda*.c and comm_nccl.c ------------------------------------------------------ */
+
+enum { GPU_POISON = 0xA5, GPU_TIMEOUT_MS = 300, GPU_MAX_BLOCK = 96 };
+
+typedef struct gpu_run {
+    const check_comm_config *cfg;
+    check_comm_totals totals;
+    int32_t n_device;
+    int32_t timeout_ms; /* of ranks that are late on purpose */
+    uint64_t n_case;
+    char first[320]; /* failed row */
+} gpu_run;
+
+/* Formats a row, counts it and hands it over; wrong NULL or empty: it passed; skip: it was left out. */
+void gpu_row(gpu_run *r, const char *what, const char *wrong, const char *tail);
+void gpu_skip(gpu_run *r, const char *what, const char *why);
+
+/* A group of ranks, each with a queue of its own. */
+typedef struct gpu_world {
+    p2p *g;
+    int32_t n;
+    int32_t device[WIRE_MAX_RANK];
+    dev_queue queue[WIRE_MAX_RANK];
+    int32_t n_open; /* queues */
+    void *block[GPU_MAX_BLOCK];
+    int32_t block_rank[GPU_MAX_BLOCK];
+    int32_t n_block;
+} gpu_world;
+
+/* spread: rank r on device r modulo their number; else all on device 0. max_bytes: of a message. */
+kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int64_t max_bytes,
+                    int32_t timeout_ms, kvs_error *err);
+void gpu_close(gpu_world *w);
+/* Memory of a rank's device that goes with the world. */
+kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_error *err);
+void gpu_put(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes);
+void gpu_get(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes);
+/* Enqueues what ranks do: those that share a device by one launch, on the queue of the first of them; or
+ * (alone) each on its own. skip: a rank that does not come; -1: all come. */
+void gpu_exchange(gpu_world *w, const exchange_args *a, int32_t skip, bool alone);
+void gpu_merge(gpu_world *w, const exchange_merge_args *a);
+/* The launch that rank `lead` is the first of, where there is one. */
+void gpu_exchange_led_by(gpu_world *w, const exchange_args *a, int32_t lead);
+void gpu_merge_led_by(gpu_world *w, const exchange_merge_args *a, int32_t lead);
+/* Records what `enqueue` does, led by each rank, into a graph per rank, one after the other (a thread records
+ * one at a time); graphs of ranks that lead nothing are empty. */
+kvs_status gpu_record(gpu_world *w, void (*enqueue)(gpu_world *w, int32_t lead, void *ctx), void *ctx,
+                      dev_graph *g, kvs_error *err);
+void gpu_launch(gpu_world *w, const dev_graph *g, int32_t rank);
+/* Waits for all queues. */
+kvs_status gpu_sync(gpu_world *w, kvs_error *err);
+
+kvs_status gpu_check_faults(gpu_run *r, int32_t n, kvs_error *err);
+kvs_status gpu_check_nccl(gpu_run *r, kvs_error *err);
+
+#endif

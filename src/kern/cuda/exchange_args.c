@@ -1,0 +1,124 @@
+/* exchange_args.c - what exchanges take and how large their messages are: the same in every build. */
+#include "kern/exchange.h"
+#include "kvspan/config.h"
+
+enum { UNIT_WORDS = KVS_LATENT_DIM + 1 }; /* a head's values and its LSE */
+
+const char *exchange_op_name(int32_t op)
+{
+    static const char *const name[EXCHANGE_N_OP] = {"barrier", "queries", "partials", "candidates",
+                                                    "exchange"};
+    return op >= 0 && op < EXCHANGE_N_OP ? name[op] : "?";
+}
+
+static int64_t cdiv(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+int64_t exchange_bytes(const exchange_args *a)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < a->n_part; i++) {
+        n += (int64_t)a->n_row * a->part[i].bytes;
+    }
+    return n;
+}
+
+int64_t exchange_merge_bytes(const exchange_merge_args *a)
+{
+    return (int64_t)a->n_row * (a->n_head / a->w.n_rank) * UNIT_WORDS * (int64_t)sizeof(float);
+}
+
+uint32_t exchange_lines_for(int64_t bytes)
+{
+    const int64_t most = bytes < EXCHANGE_LINE_MAX ? bytes : EXCHANGE_LINE_MAX;
+    return (uint32_t)cdiv(most, WIRE_LINE_WORDS * 4) + 1;
+}
+
+/* Every part of a message begins a chunk. */
+uint32_t exchange_chunks_for(int64_t bytes)
+{
+    return (uint32_t)cdiv(bytes, WIRE_CHUNK_DATA) + EXCHANGE_MAX_PART;
+}
+
+static int is_group(const wire *w)
+{
+    return w->n_rank >= 1 && w->n_rank <= WIRE_MAX_RANK && w->rank >= 0 && w->rank < w->n_rank;
+}
+
+/* Whether slots have room for the message. */
+static int fits(const wire *w, int32_t form, int64_t bytes, int64_t chunks)
+{
+    const int lines_ok = cdiv(bytes, WIRE_LINE_WORDS * 4) <= (int64_t)w->n_line;
+    const int chunks_ok = chunks <= (int64_t)w->n_chunk;
+    switch (form) {
+    case EXCHANGE_LINES:
+        return lines_ok;
+    case EXCHANGE_CHUNKS:
+        return chunks_ok;
+    default:
+        return bytes <= EXCHANGE_LINE_MAX ? lines_ok : chunks_ok;
+    }
+}
+
+static int is_form(int32_t form)
+{
+    return form == EXCHANGE_AUTO || form == EXCHANGE_LINES || form == EXCHANGE_CHUNKS;
+}
+
+static int words_only(int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    return ((a | b | c | d) & 3) == 0;
+}
+
+const char *exchange_refuses(const exchange_args *a)
+{
+    int64_t chunks = 0;
+    if (!is_group(&a->w)) {
+        return "exchange: a group has 1 to 8 ranks, numbered from 0";
+    }
+    if (a->op < 0 || a->op >= EXCHANGE_N_OP || !is_form(a->form) || a->n_row < 0 || a->n_part < 0 ||
+        a->n_part > EXCHANGE_MAX_PART) {
+        return "exchange: op, form, rows or parts are out of range (at most 4 parts)";
+    }
+    for (int32_t i = 0; i < a->n_part; i++) {
+        const exchange_part *p = &a->part[i];
+        if (p->bytes <= 0 || !words_only(p->bytes, p->src_rank, p->src_row, 0) ||
+            !words_only(p->dst_rank, p->dst_row, (int64_t)(uintptr_t)p->src,
+                        (int64_t)(uintptr_t)p->dst)) {
+            return "exchange: widths, addresses and strides are multiples of 4 bytes, widths not 0";
+        }
+        if ((int64_t)a->n_row * p->bytes > INT32_MAX) {
+            return "exchange: a part is 2 GiB or more: send fewer rows at a time";
+        }
+        chunks += cdiv((int64_t)a->n_row * p->bytes, WIRE_CHUNK_DATA);
+    }
+    return fits(&a->w, a->form, exchange_bytes(a), chunks)
+               ? NULL
+               : "exchange: the message is larger than the group was opened for: send fewer rows at a time";
+}
+
+const char *exchange_merge_refuses(const exchange_merge_args *a)
+{
+    if (!is_group(&a->w) || !is_form(a->form) || a->n_row < 0) {
+        return "exchange_merge: a group has 1 to 8 ranks, numbered from 0; form or rows are out of range";
+    }
+    if (a->n_head < a->w.n_rank || a->n_head % a->w.n_rank != 0) {
+        return "exchange_merge: heads are a multiple of the ranks";
+    }
+    const int64_t unit = a->out_type == KVS_DTYPE_BF16 ? 8 : 4; /* elements of 16 bytes */
+    if ((((uintptr_t)a->part | (uintptr_t)a->out) & 15u) != 0 || a->part_row % 4 != 0 ||
+        a->out_row % unit != 0) {
+        return "exchange_merge: rows lie at multiples of 16 bytes";
+    }
+    const int64_t bytes = exchange_merge_bytes(a);
+    if (bytes > INT32_MAX) {
+        return "exchange_merge: 2 GiB or more to a peer: send fewer rows at a time";
+    }
+    const int64_t units = (int64_t)a->n_row * (a->n_head / a->w.n_rank);
+    return fits(&a->w, a->form, bytes, cdiv(units, 2))
+               ? NULL
+               : "exchange_merge: the message is larger than the group was opened for: send fewer rows at a "
+                 "time";
+}

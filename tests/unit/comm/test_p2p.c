@@ -1,0 +1,295 @@
+/* Groups over peer memory, on devices made of host memory: what is refused, where messages lie, how
+ * exchanges are numbered, and what a rank is told. */
+#include "unit/unit.h"
+
+#include <stdlib.h>
+#include "comm/p2p.h"
+#include "unit/comm/fake_dev.h"
+
+static const char *op_name(int32_t op)
+{
+    return op == 1 ? "queries" : "candidates";
+}
+
+static const int32_t k_device[WIRE_MAX_RANK] = {0, 1, 2, 3, 0, 1, 2, 3};
+
+static p2p_config config(int32_t n)
+{
+    const p2p_config c = {.n_rank = n, .device = k_device, .n_line = 7, .n_chunk = 3, .timeout_ms = 50,
+                          .op_name = op_name};
+    return c;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&fake, 0, sizeof fake);
+    return 0;
+}
+
+static void refused(p2p_config c, kvs_status want, const char *text)
+{
+    p2p *g = (p2p *)&c;
+    kvs_error err = {0};
+    assert_int_equal(p2p_open(&g, &c, &err), want);
+    assert_null(g);
+    assert_non_null(strstr(err.text, text));
+    assert_int_equal(fake.n_live, 0);
+}
+
+static void what_cannot_be_a_group_is_refused(void **state)
+{
+    (void)state;
+    refused(config(0), KVS_INVALID, "0 ranks: use 1 to 8");
+    refused(config(9), KVS_INVALID, "9 ranks");
+    p2p_config c = config(2);
+    c.device = NULL;
+    refused(c, KVS_INVALID, "a device each");
+    c = config(2);
+    c.n_line = 0;
+    refused(c, KVS_INVALID, "0 lines");
+    c = config(2);
+    c.n_chunk = 0;
+    refused(c, KVS_INVALID, "0 chunks");
+    c = config(2);
+    c.timeout_ms = 0;
+    refused(c, KVS_INVALID, "time-out of 0 ms");
+    static const int32_t absent[] = {0, 4};
+    c = config(2);
+    c.device = absent;
+    refused(c, KVS_NODEV, "device 4");
+    fake.apart = true;
+    refused(config(2), KVS_UNSUPPORTED, "cannot reach");
+    fake.apart = false;
+    fake.no_memory = true;
+    refused(config(2), KVS_NOMEM, "area of rank 0");
+}
+
+static void devices_reach_each_other_both_ways(void **state)
+{
+    (void)state;
+    static const int32_t device[] = {2, 0, 2};
+    p2p_config c = config(3);
+    p2p *g = NULL;
+    c.device = device;
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    assert_true(fake.reach[2][0] > 0 && fake.reach[0][2] > 0);
+    assert_int_equal(fake.reach[2][2], 0);
+    assert_int_equal(fake.n_live, 3);
+    for (int32_t r = 0; r < 3; r++) {
+        const wire w = p2p_wire(g, r);
+        assert_int_equal(w.rank, r);
+        assert_int_equal(w.n_rank, 3);
+        assert_int_equal(w.limit_ns, 50000000);
+        assert_true(w.area[0] != w.area[1] && w.area[1] != w.area[2] && w.area[3] == NULL);
+        assert_int_equal(p2p_check(g, r, NULL), KVS_OK);
+        assert_int_equal(p2p_count(g, r), 0);
+    }
+    p2p_close(g);
+    p2p_close(NULL);
+    assert_int_equal(fake.n_live, 0);
+}
+
+/* ---- layout ------------------------------------------------------------------------------------ */
+
+typedef struct span {
+    size_t begin, end;
+} span;
+
+static int by_begin(const void *a, const void *b)
+{
+    const span *x = a;
+    const span *y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static void nothing_in_an_area_overlaps(void **state)
+{
+    (void)state;
+    static const uint32_t lines[] = {1, 5, 24577};
+    static const uint32_t chunks[] = {1, 4, 2053};
+    for (int32_t n = 1; n <= WIRE_MAX_RANK; n++) {
+        for (int i = 0; i < 3; i++) {
+            span s[1 + 2 * 4 * WIRE_MAX_RANK];
+            int n_span = 0;
+            s[n_span++] = (span){0, sizeof(wire_control)};
+            for (uint32_t e = 6; e < 8; e++) {
+                for (int32_t r = 0; r < n; r++) {
+                    const size_t head = wire_head_at(n, e, r);
+                    const size_t line = wire_line_at(n, lines[i], e, r);
+                    const size_t flag = wire_flag_at(n, lines[i], chunks[i], e, r);
+                    const size_t chunk = wire_chunk_at(n, lines[i], chunks[i], e, r);
+                    assert_true(head % 16 == 0 && line % 16 == 0 && flag % 4 == 0 && chunk % 16 == 0);
+                    s[n_span++] = (span){head, head + sizeof(wire_head)};
+                    s[n_span++] = (span){line, line + (size_t)lines[i] * WIRE_LINE};
+                    s[n_span++] = (span){flag, flag + (size_t)chunks[i] * 4};
+                    s[n_span++] = (span){chunk, chunk + (size_t)chunks[i] * WIRE_CHUNK};
+                    assert_true(chunk >= wire_chunks_begin(n, lines[i], chunks[i]));
+                }
+            }
+            qsort(s, (size_t)n_span, sizeof *s, by_begin);
+            for (int k = 1; k < n_span; k++) {
+                assert_true(s[k].begin >= s[k - 1].end);
+            }
+            assert_true(s[n_span - 1].end <= wire_area_bytes(n, lines[i], chunks[i]));
+        }
+    }
+}
+
+static void only_chunks_keep_what_they_held(void **state)
+{
+    (void)state;
+    const p2p_config c = config(2);
+    p2p *g = NULL;
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    const wire w = p2p_wire(g, 1);
+    const size_t zero = wire_chunks_begin(2, c.n_line, c.n_chunk);
+    for (size_t i = 0; i < zero; i++) {
+        assert_int_equal(w.area[1][i], 0);
+    }
+    assert_int_equal(w.area[1][zero], 0xA5);
+    assert_int_equal(p2p_area_bytes(&c), wire_area_bytes(2, 7, 3));
+    p2p_close(g);
+}
+
+/* ---- epochs ------------------------------------------------------------------------------------ */
+
+static void an_exchange_counts_once_all_its_blocks_have_ended(void **state)
+{
+    (void)state;
+    uint64_t done = 0;
+    for (uint32_t e = 1; e < 200; e++) {
+        const uint32_t blocks = 1 + e * 37 % (WIRE_TURN - 1);
+        for (uint32_t b = 0; b < blocks; b++) {
+            assert_int_equal(wire_epoch(done), e); /* whoever starts while others have ended */
+            done += b == blocks - 1 ? WIRE_TURN - (blocks - 1) : 1; /* the one that counts the rest comes last, */
+        }
+        uint64_t first = done - WIRE_TURN + WIRE_TURN - (blocks - 1); /* or first */
+        for (uint32_t b = 1; b < blocks; b++) {
+            assert_int_equal(wire_epoch(first), e);
+            first++;
+        }
+        assert_int_equal(first, done);
+    }
+    assert_int_equal(wire_slot(4, 6, 3) + 4, wire_slot(4, 7, 3));
+    assert_int_equal(wire_slot(4, 6, 3), wire_slot(4, 8, 3));
+}
+
+static void set_control(p2p *g, int32_t rank, uint64_t done, uint64_t fault)
+{
+    const wire_control c = {done, fault};
+    memcpy(p2p_wire(g, rank).area[rank], &c, sizeof c);
+}
+
+static void a_worn_group_is_renewed_and_an_ended_one_is_not(void **state)
+{
+    (void)state;
+    const p2p_config c = config(2);
+    p2p *g = NULL;
+    kvs_error err = {0};
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    assert_false(p2p_is_worn(0));
+    assert_false(p2p_is_worn(WIRE_LAST_EPOCH / 2 - 1));
+    assert_true(p2p_is_worn(WIRE_LAST_EPOCH / 2));
+    set_control(g, 0, (uint64_t)3000000000u * WIRE_TURN, 0);
+    set_control(g, 1, (uint64_t)3000000000u * WIRE_TURN, 0);
+    assert_int_equal(p2p_count(g, 1), 3000000000u);
+    assert_true(p2p_is_worn(p2p_count(g, 1)));
+    p2p_wire(g, 1).area[1][wire_line_at(2, 7, 0, 0) + 12] = 9; /* a line of long ago */
+    assert_int_equal(p2p_renew(g, NULL), KVS_OK);
+    assert_int_equal(p2p_count(g, 0), 0);
+    assert_int_equal(p2p_wire(g, 1).area[1][wire_line_at(2, 7, 0, 0) + 12], 0);
+    set_control(g, 1, WIRE_TURN, WIRE_FAULT(WIRE_WORN, 1, 1, 5));
+    assert_int_equal(p2p_renew(g, &err), KVS_PEER);
+    assert_non_null(strstr(err.text, "renew it in time"));
+    assert_int_equal(p2p_count(g, 1), 1);
+    p2p_close(g);
+}
+
+/* ---- faults ------------------------------------------------------------------------------------ */
+
+static void a_fault_keeps_its_parts(void **state)
+{
+    (void)state;
+    const uint64_t f = WIRE_FAULT(WIRE_MISMATCH, 7, 5, 0xFFFFFF00u);
+    assert_int_equal(wire_fault_code(f), WIRE_MISMATCH);
+    assert_int_equal(wire_fault_about(f), 7);
+    assert_int_equal(wire_fault_by(f), 5);
+    assert_int_equal(wire_fault_epoch(f), 0xFFFFFF00u);
+    assert_true(WIRE_FAULT(WIRE_LATE, 0, 0, 0) != 0);
+}
+
+static void set_head(p2p *g, int32_t at, int32_t from, wire_head h)
+{
+    memcpy(p2p_wire(g, at).area[at] + wire_head_at(3, h.epoch, from), &h, sizeof h);
+}
+
+static void told(p2p *g, int32_t rank, const char *text)
+{
+    kvs_error err = {0};
+    assert_int_equal(p2p_check(g, rank, &err), KVS_PEER);
+    assert_string_equal(err.text, text);
+}
+
+static void ranks_are_told_who_was_late_or_differed(void **state)
+{
+    (void)state;
+    const p2p_config c = config(3);
+    p2p *g = NULL;
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    set_head(g, 1, 1, (wire_head){1 | 1 << 8, 4, 288, 9});
+    set_head(g, 1, 0, (wire_head){1 | 1 << 8, 4, 288, 9});
+    set_control(g, 0, 0, WIRE_FAULT(WIRE_LATE, 2, 1, 9));
+    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows as lines (exchange 9, "
+               "seen by rank 1)");
+    set_head(g, 1, 0, (wire_head){1, 4, 288, 7});
+    told(g, 0, "ranks 0, 2 more than 50 ms late for queries of 1152 bytes in 4 rows as lines (exchange 9, "
+               "seen by rank 1)");
+    set_head(g, 1, 0, (wire_head){1, 4, 288, 9});
+    set_head(g, 1, 2, (wire_head){1, 4, 288, 9});
+    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows as lines (exchange 9, "
+               "seen by rank 1)"); /* its head has come, the rest has not */
+    set_head(g, 1, 2, (wire_head){3, 2, 10, 9});
+    set_control(g, 2, 0, WIRE_FAULT(WIRE_MISMATCH, 2, 1, 9));
+    told(g, 2, "rank 2 sent candidates of 40 bytes in 2 rows, rank 1 queries of 1152 bytes in 4 rows as "
+               "lines (exchange 9)");
+    assert_int_equal(p2p_check(g, 1, NULL), KVS_OK);
+    p2p_close(g);
+}
+
+static void an_abort_reaches_all_and_the_first_reason_stays(void **state)
+{
+    (void)state;
+    const p2p_config c = config(3);
+    p2p *g = NULL;
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    set_control(g, 2, 0, WIRE_FAULT(WIRE_WORN, 2, 2, 1));
+    p2p_abort(g, 1, "out of coffee");
+    told(g, 0, "rank 1 ended the group: out of coffee");
+    told(g, 1, "rank 1 ended the group: out of coffee");
+    assert_int_equal(p2p_renew(g, NULL), KVS_PEER);
+    kvs_error err = {0};
+    assert_int_equal(p2p_check(g, 2, &err), KVS_PEER);
+    assert_non_null(strstr(err.text, "used up"));
+    p2p_close(g);
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    p2p_abort(g, 0, NULL);
+    told(g, 2, "rank 0 ended the group: no reason given");
+    p2p_close(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(what_cannot_be_a_group_is_refused, setup),
+        cmocka_unit_test_setup(devices_reach_each_other_both_ways, setup),
+        cmocka_unit_test_setup(nothing_in_an_area_overlaps, setup),
+        cmocka_unit_test_setup(only_chunks_keep_what_they_held, setup),
+        cmocka_unit_test_setup(an_exchange_counts_once_all_its_blocks_have_ended, setup),
+        cmocka_unit_test_setup(a_worn_group_is_renewed_and_an_ended_one_is_not, setup),
+        cmocka_unit_test_setup(a_fault_keeps_its_parts, setup),
+        cmocka_unit_test_setup(ranks_are_told_who_was_late_or_differed, setup),
+        cmocka_unit_test_setup(an_abort_reaches_all_and_the_first_reason_stays, setup),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
