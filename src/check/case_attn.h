@@ -30,6 +30,7 @@ typedef struct attn_expect {
     int32_t all_heads;  /* every head is picked */
     int32_t spread;     /* data without structure: the norm of a head's error is held, too */
     int32_t clean_only; /* only that nothing but finite values and lse -inf come out */
+    int32_t any_order;  /* what goes with a NaN depends on the order of sums: such heads are clean, and counted */
     float *out2, *lse2; /* what the invariance classes compute a second way; NULL elsewhere */
 } attn_expect;
 

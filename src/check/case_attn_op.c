@@ -235,6 +235,24 @@ static void attn_nan(check_case *k, int32_t index)
     attn_finish(k);
 }
 
+/* The same for kernels that cut a row as they like: a NaN key in the first row, a NaN query in the second. */
+static void attn_nan_any(check_case *k, int32_t index)
+{
+    const attn_shape s = {6, 1 << (index % 4), 1, 1, 4, {0}, index % 2 != 0 ? 700 : 90, 10};
+    attn_args *a = attn_new(k, &s, g_fmt[(index + index / 4) % 4]);
+    attn_fill(k);
+    if (!k->failed) {
+        int32_t i = gen_pick(&k->r, 60);
+        while (a->slots[i] < 0) {
+            i++;
+        }
+        put_value(k, a, a->slots[i], NAN);
+        gen_store((void *)a->q, a->q_type, a->q_stride_row + a->q_stride_head + 5, NAN);
+    }
+    attn_finish(k);
+    ((attn_expect *)k->expect)->any_order = 1;
+}
+
 /* Infinities among keys and values: what comes out is finite or nothing. */
 static void attn_inf(check_case *k, int32_t index)
 {
@@ -251,6 +269,30 @@ static void attn_inf(check_case *k, int32_t index)
     }
     attn_finish(k);
     ((attn_expect *)k->expect)->clean_only = 1;
+}
+
+/* Scales from a tile of almost nothing to one of 448 x 128, of single keys and of all. Where they are large queries are
+ * small, so that no key takes all the weight. */
+static void attn_scales(check_case *k, int32_t index)
+{
+    static const float small[] = {0x1p-13f, 1e-3f / 448.0f, 3.7f / 448.0f, 0x1p-7f, 0.013f, 1.0f};
+    static const float large[] = {0x1p7f, 60000.0f / 448.0f, 100.0f, 0x1p5f};
+    const attn_shape s = {6, 1 << (index % 4), 1, 1, 2, {0}, 200, 10};
+    attn_args *a = attn_new(k, &s, KVS_KV_FP8_DS_MLA);
+    attn_fill(k);
+    const attn_expect *e = k->expect;
+    for (int64_t slot = 0; slot < a->n_slot && !k->failed; slot++) {
+        for (int32_t t = 0; t < 4 && e->used[slot]; t++) {
+            const int32_t pick = index % 2 != 0 ? index / 2 + t : gen_pick(&k->r, 12);
+            const float scale = t == 3 ? large[pick % 4] : small[pick % 6];
+            memcpy(attn_row_at(a, slot) + KVS_LATENT_DIM + 4 * t, &scale, sizeof scale);
+        }
+    }
+    for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
+        const int64_t at = i / a->n_head * a->q_stride_row + i % a->n_head * a->q_stride_head;
+        gen_any(&k->r, (void *)a->q, a->q_type, at + 384, 128, 0x1p-12f);
+    }
+    attn_finish(k);
 }
 
 /* A key whose score is -inf with every query that is positive in its first rope value. */
@@ -324,6 +366,10 @@ static const check_class g_classes[] = {
     {"flat logits", NULL, 8, 4, 0, attn_flat, NULL, attn_compare},
     {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, CLASS_ORDER,
      attn_nan, NULL, attn_compare},
+    {"nan, any order", "a NaN is counted and touches no other row or head", 16, 4, 0, attn_nan_any, NULL,
+     attn_compare},
+    {"scales", "a tile's scale is any from 2^-13 to 2^7, a power of two or not", 16, 4, 0, attn_scales, NULL,
+     attn_compare},
     {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL,
      attn_compare},
     {"-inf scores", "a segment all of whose scores are -inf is the identity, and is not counted", 9,

@@ -32,6 +32,10 @@ void index_sizes(check_case *k, index_score_args *a, const index_shape *s, int32
     a->table_stride = s->width + gen_pick(&k->r, 3);
     a->n_page = (int64_t)s->n_req * s->width + 2;
     a->page_stride = orc_index_page_bytes(s->fmt) + page_unit(k) * gen_pick(&k->r, page_gap);
+    if (s->far) {
+        a->n_page = INDEX_FAR_PAGE;
+        a->page_stride = INDEX_FAR_STRIDE;
+    }
 }
 
 void index_inputs(check_case *k, index_score_args *a, int32_t skew)
@@ -42,8 +46,10 @@ void index_inputs(check_case *k, index_score_args *a, int32_t skew)
     a->q = case_buf(k, "q", BUF_IN, f32 ? EL_F32 : EL_U8, n_q * DIM,
                     skew > 0 ? case_step(k, f32 ? 4 : 1) * gen_pick(r, skew) : 0);
     a->w = case_buf(k, "w", BUF_IN, EL_F32, n_q, gen_pick(r, 3));
-    a->keys = case_buf(k, "keys", BUF_IN, EL_U8, a->n_page * a->page_stride,
-                       skew > 0 ? page_unit(k) * gen_pick(r, skew) : 0);
+    a->keys = a->n_page == INDEX_FAR_PAGE
+                  ? case_far(k, a->n_page * a->page_stride, 1)
+                  : case_buf(k, "keys", BUF_IN, EL_U8, a->n_page * a->page_stride,
+                             skew > 0 ? page_unit(k) * gen_pick(r, skew) : 0);
     a->table = case_buf(k, "table", BUF_IN, EL_I32, a->n_req * a->table_stride, 0);
     a->row_req = case_buf(k, "row_req", BUF_IN, EL_I32, a->n_row, 0);
     a->kv_len = case_buf(k, "kv_len", BUF_IN, EL_I32, a->n_row, 0);
@@ -66,6 +72,17 @@ void index_fill(check_case *k, index_score_args *a, const index_shape *s)
     }
     gen_f32(&k->r, (float *)a->w, n_q, 0.05f);
     gen_permutation(&k->r, page, (int32_t)a->n_page);
+    if (s->far) { /* the last page below and the first past 2^31, the same of 2^32, the pool's last */
+        static const int32_t edge[] = {1993, 1994, 3987, 3988, INDEX_FAR_PAGE - 1};
+        for (int32_t i = 0; i < (int32_t)(sizeof edge / sizeof *edge); i++) {
+            int32_t at = 0;
+            while (page[at] != edge[i]) {
+                at++;
+            }
+            page[at] = page[i];
+            page[i] = edge[i];
+        }
+    }
     for (int32_t req = 0; req < s->n_req; req++) {
         for (int32_t i = 0; i < s->width; i++) {
             table[req * a->table_stride + i] = page[req * s->width + i];

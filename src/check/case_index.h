@@ -11,7 +11,10 @@ typedef struct index_shape {
     int32_t width;       /* pages of a request's table */
     const int32_t *lens; /* kv_len by row, cycled */
     int32_t n_len;
+    int32_t far; /* pages are INDEX_FAR_STRIDE apart, and lie past 2^31 and 2^32 bytes */
 } index_shape;
+
+enum { INDEX_FAR_PAGE = 4600, INDEX_FAR_STRIDE = 1077120 };
 
 /* What the oracle says of every key that a row attends. */
 typedef struct index_expect {

@@ -92,9 +92,27 @@ static kvio_stats *new_stats(check_case *k)
 }
 
 typedef struct write_expect {
-    uint8_t *bytes; /* the pool as it should be */
+    uint8_t *bytes; /* the pool as it should be; far: with nothing but the written rows */
     kvio_stats stats;
 } write_expect;
+
+/* Pages of `far pages`: their bytes lie where 31 and 32 bits end. */
+enum { FAR_PAGE = 4600, FAR_STRIDE = 1077120 };
+
+static int is_far(const check_case *k)
+{
+    return strcmp(k->cls->name, "far pages") == 0;
+}
+
+/* Slots of the last page below and the first past 2^31 and 2^32 bytes, of the last one, and of any. */
+static void far_slots(rng *r, int64_t *slot, int64_t n_tok)
+{
+    static const int32_t edge[] = {1993, 1994, 3987, 3988, FAR_PAGE - 1};
+    for (int64_t t = 0; t < n_tok; t++) {
+        const int64_t page = t < 5 ? edge[t] : 2 * t; /* distinct: tokens are few */
+        slot[t] = page * PAGE + (t == 4 ? PAGE - 1 : gen_pick(r, PAGE));
+    }
+}
 
 static void compare_stats(const kvio_stats *got, const kvio_stats *want, check_result *r)
 {
@@ -110,9 +128,18 @@ static void compare_stats(const kvio_stats *got, const kvio_stats *want, check_r
 
 static const int32_t g_row_fmt[4] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_FP8, KVS_KV_F32};
 
+static uint8_t *kv_row_at(const kv_write_args *a, uint8_t *kv, int64_t slot)
+{
+    return kv + slot / PAGE * a->page_stride + slot % PAGE * a->row_stride;
+}
+
 static void kv_write_run(const kern_table *t, check_case *k, dev_queue *q)
 {
-    t->kv_write(k->args, q);
+    const kv_write_args *a = k->args;
+    for (int64_t i = 0; is_far(k) && i < a->n_tok; i++) { /* as an earlier run left it, it would be right */
+        poison_fill(kv_row_at(a, a->kv, a->slot[i]), (size_t)orc_row_bytes(a->fmt));
+    }
+    t->kv_write(a, q);
 }
 
 /* Bytes by which strides and begins of rows may differ. */
@@ -142,31 +169,33 @@ static kv_write_args *kv_write_new(check_case *k, int32_t index, int64_t n_tok, 
     a->row_stride = orc_row_bytes(a->fmt) + unit * gen_pick(r, 3);
     a->page_stride = a->row_stride * PAGE + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE - gen_pick(r, 2) * 7;
+    if (is_far(k)) {
+        a->page_stride = FAR_STRIDE;
+        a->n_slot = n_page * PAGE;
+    }
     const check_elem in = a->in_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16;
     a->latent = case_buf(k, "latent", BUF_IN, in, n_tok * a->latent_stride, step * gen_pick(r, 3));
     a->rope = case_buf(k, "rope", BUF_IN, in, n_tok * a->rope_stride, step * gen_pick(r, 3));
     a->slot = case_buf(k, "slot", BUF_IN, EL_I64, n_tok, 0);
-    a->kv = case_buf(k, "kv", BUF_INOUT, EL_U8, n_page * a->page_stride,
-                     (int32_t)unit * gen_pick(r, 5));
+    a->kv = is_far(k) ? case_far(k, n_page * a->page_stride, 1)
+                      : case_buf(k, "kv", BUF_INOUT, EL_U8, n_page * a->page_stride,
+                                 (int32_t)unit * gen_pick(r, 5));
     a->stats = index % 5 == 4 ? NULL : new_stats(k);
     k->args = a;
     return a;
-}
-
-static uint8_t *kv_row_at(const kv_write_args *a, uint8_t *kv, int64_t slot)
-{
-    return kv + slot / PAGE * a->page_stride + slot % PAGE * a->row_stride;
 }
 
 static void kv_write_finish(check_case *k, kv_write_args *a)
 {
     write_expect *e = case_alloc(k, 1, sizeof *e);
     const int64_t bytes = (a->n_slot + PAGE - 1) / PAGE * a->page_stride;
-    e->bytes = case_alloc(k, bytes, 1);
+    e->bytes = is_far(k) ? case_far(k, bytes, 0) : case_alloc(k, bytes, 1);
     if (k->failed) {
         return;
     }
-    memcpy(e->bytes, a->kv, (size_t)bytes);
+    if (!is_far(k)) {
+        memcpy(e->bytes, a->kv, (size_t)bytes);
+    }
     orc_count c = {0, 0};
     for (int64_t t = 0; t < a->n_tok; t++) {
         const int64_t slot = a->slot[t];
@@ -175,7 +204,9 @@ static void kv_write_finish(check_case *k, kv_write_args *a)
             continue;
         }
         orc_row_write(a, t, kv_row_at(a, e->bytes, slot), &c);
-        case_mark(k, kv_row_at(a, a->kv, slot), orc_row_bytes(a->fmt));
+        if (!is_far(k)) {
+            case_mark(k, kv_row_at(a, a->kv, slot), orc_row_bytes(a->fmt));
+        }
         e->stats.n_written++;
     }
     e->stats.n_nan = c.n_nan;
@@ -193,6 +224,17 @@ static void kv_write_random(check_case *k, int32_t index)
     }
     pick_slots(k, (int64_t *)a->slot, a->n_tok, a->n_slot, index > 0);
     /* what must not be read: the data of tokens without a slot stay NaN */
+    kv_write_finish(k, a);
+}
+
+static void kv_write_far(check_case *k, int32_t index)
+{
+    kv_write_args *a = kv_write_new(k, index, 12, FAR_PAGE);
+    for (int64_t t = 0; t < a->n_tok; t++) {
+        gen_any(&k->r, (void *)a->latent, a->in_type, t * a->latent_stride, KVS_LATENT_DIM, 1.0f);
+        gen_any(&k->r, (void *)a->rope, a->in_type, t * a->rope_stride, KVS_ROPE_DIM, 1.0f);
+    }
+    far_slots(&k->r, (int64_t *)a->slot, a->n_tok);
     kv_write_finish(k, a);
 }
 
@@ -258,6 +300,8 @@ static const check_class g_kv_write[] = {
      "counted; amax is over finite values",
      64, 16, 0, kv_write_edges, NULL, kv_write_compare},
     {"empty", NULL, 16, 8, 0, kv_write_empty, NULL, kv_write_compare},
+    {"far pages", "a page is found by its id and a stride of 64 bits", 8, 4, 0, kv_write_far, NULL,
+     kv_write_compare},
 };
 
 const check_op check_kv_write_op = {
@@ -272,11 +316,6 @@ const check_op check_kv_write_op = {
 
 /* ---- index_write ---- */
 
-static void index_write_run(const kern_table *t, check_case *k, dev_queue *q)
-{
-    t->index_write(k->args, q);
-}
-
 static int64_t index_key_size(int32_t fmt)
 {
     return fmt == KVS_INDEX_F32 ? 512 : 128;
@@ -287,23 +326,33 @@ static uint8_t *index_page_at(const index_write_args *a, uint8_t *keys, int64_t 
     return keys + slot / PAGE * a->page_stride;
 }
 
+static void index_write_run(const kern_table *t, check_case *k, dev_queue *q)
+{
+    const index_write_args *a = k->args;
+    for (int64_t i = 0; is_far(k) && i < a->n_tok; i++) { /* as an earlier run left it, it would be right */
+        poison_fill(index_page_at(a, a->keys, a->slot[i]), (size_t)orc_index_page_bytes(a->fmt));
+    }
+    t->index_write(a, q);
+}
+
 static void index_write_build(check_case *k, int32_t index)
 {
     index_write_args *a = case_alloc(k, 1, sizeof *a);
     rng *r = &k->r;
-    const int32_t n_page = 1 + gen_pick(r, 4);
+    const int32_t n_page = is_far(k) ? FAR_PAGE : 1 + gen_pick(r, 4);
     a->fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8;
     a->in_type = (index / 2) % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
-    a->n_tok = index % 9 == 8 ? 0 : (int64_t)(n_page * PAGE / 2);
+    a->n_tok = is_far(k) ? 12 : index % 9 == 8 ? 0 : (int64_t)(n_page * PAGE / 2);
     const int32_t step = case_step(k, a->in_type == KVS_DTYPE_F32 ? 4 : 2);
     const int32_t unit = 4 * case_step(k, 4);
     a->key_stride = KVS_INDEX_DIM + step * gen_pick(r, 3);
-    a->page_stride = orc_index_page_bytes(a->fmt) + unit * gen_pick(r, 40);
+    a->page_stride = is_far(k) ? FAR_STRIDE : orc_index_page_bytes(a->fmt) + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE;
     a->key = case_buf(k, "key", BUF_IN, a->in_type == KVS_DTYPE_F32 ? EL_F32 : EL_U16,
                       a->n_tok * a->key_stride, step * gen_pick(r, 3));
     a->slot = case_buf(k, "slot", BUF_IN, EL_I64, a->n_tok, 0);
-    a->keys = case_buf(k, "keys", BUF_INOUT, EL_U8, n_page * a->page_stride, unit * gen_pick(r, 3));
+    a->keys = is_far(k) ? case_far(k, n_page * a->page_stride, 1)
+                        : case_buf(k, "keys", BUF_INOUT, EL_U8, n_page * a->page_stride, unit * gen_pick(r, 3));
     a->stats = index % 5 == 4 ? NULL : new_stats(k);
     const int edges = strcmp(k->cls->name, "edges") == 0;
     for (int64_t t = 0; t < a->n_tok; t++) {
@@ -313,13 +362,20 @@ static void index_write_build(check_case *k, int32_t index)
             edge_tile(r, (void *)a->key, a->in_type, t * a->key_stride, KVS_INDEX_DIM, (int32_t)t);
         }
     }
-    pick_slots(k, (int64_t *)a->slot, a->n_tok, a->n_slot, index > 0);
+    if (is_far(k)) {
+        far_slots(r, (int64_t *)a->slot, a->n_tok);
+    } else {
+        pick_slots(k, (int64_t *)a->slot, a->n_tok, a->n_slot, index > 0);
+    }
     write_expect *e = case_alloc(k, 1, sizeof *e);
-    e->bytes = case_alloc(k, n_page * a->page_stride, 1);
+    e->bytes = is_far(k) ? case_far(k, n_page * a->page_stride, 0)
+                         : case_alloc(k, n_page * a->page_stride, 1);
     if (k->failed) {
         return;
     }
-    memcpy(e->bytes, a->keys, (size_t)(n_page * a->page_stride));
+    if (!is_far(k)) {
+        memcpy(e->bytes, a->keys, (size_t)(n_page * a->page_stride));
+    }
     orc_count c = {0, 0};
     for (int64_t t = 0; t < a->n_tok; t++) {
         const int64_t slot = a->slot[t];
@@ -328,12 +384,15 @@ static void index_write_build(check_case *k, int32_t index)
             continue;
         }
         orc_index_write(a, t, index_page_at(a, e->bytes, slot), slot % PAGE, &c);
+        e->stats.n_written++;
+        if (is_far(k)) {
+            continue;
+        }
         uint8_t *page = index_page_at(a, a->keys, slot);
         case_mark(k, page + slot % PAGE * index_key_size(a->fmt), index_key_size(a->fmt));
         if (a->fmt == KVS_INDEX_FP8) {
             case_mark(k, page + PAGE * 128 + slot % PAGE * 4, 4);
         }
-        e->stats.n_written++;
     }
     e->stats.n_nan = c.n_nan;
     e->stats.n_sat = c.n_sat;
@@ -381,6 +440,8 @@ static const check_class g_index_write[] = {
      48, 16, 0, index_write_build, NULL, index_write_compare},
     {"edges", "index keys: NaN and infinity do not enter the scale", 32, 12, 0, index_write_build,
      NULL, index_write_compare},
+    {"far pages", "a page is found by its id and a stride of 64 bits", 4, 2, 0, index_write_build, NULL,
+     index_write_compare},
 };
 
 const check_op check_index_write_op = {
@@ -407,16 +468,34 @@ static void gather_run(const kern_table *t, check_case *k, dev_queue *q)
     t->gather(k->args, q);
 }
 
+/* The pages that far requests read, and which of them a page is; -1: none. */
+static const int32_t g_far_page[] = {1993, 1994, 3987, 3988, FAR_PAGE - 1, 0};
+enum { N_FAR_PAGE = sizeof g_far_page / sizeof *g_far_page };
+
+static int32_t far_page(int64_t page)
+{
+    for (int32_t i = 0; i < N_FAR_PAGE; i++) {
+        if (g_far_page[i] == page) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 static void gather_pool(check_case *k, gather_args *a, int64_t n_page)
 {
     rng *r = &k->r;
     const int64_t unit = row_unit(k, a->fmt);
     a->row_stride = orc_row_bytes(a->fmt) + unit * gen_pick(r, 3);
-    a->page_stride = a->row_stride * PAGE + unit * gen_pick(r, 40);
+    a->page_stride = is_far(k) ? FAR_STRIDE : a->row_stride * PAGE + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE;
-    uint8_t *kv =
-        case_buf(k, "kv", BUF_IN, EL_U8, n_page * a->page_stride, (int32_t)unit * gen_pick(r, 5));
+    uint8_t *kv = is_far(k) ? case_far(k, n_page * a->page_stride, 1)
+                            : case_buf(k, "kv", BUF_IN, EL_U8, n_page * a->page_stride,
+                                       (int32_t)unit * gen_pick(r, 5));
     for (int64_t s = 0; s < a->n_slot && !k->failed; s++) {
+        if (is_far(k) && far_page(s / PAGE) < 0) {
+            continue;
+        }
         uint8_t *row = kv + s / PAGE * a->page_stride + s % PAGE * a->row_stride;
         gen_row(r, a->fmt, a->k_scale, row, ldexpf(1.0f, gen_pick(r, 12) - 6));
         if (a->fmt == KVS_KV_FP8 || a->fmt == KVS_KV_FP8_DS_MLA) {
@@ -443,7 +522,9 @@ static void gather_requests(check_case *k, gather_args *a, int64_t n_page, int b
     int64_t next = 0;
     for (int64_t q = a->n_req - 1; q >= 0 && !k->failed; q--) {
         for (int32_t i = 0; i < a->table_width; i++) {
-            table[q * a->table_stride + i] = gen_pick(r, (int32_t)n_page);
+            table[q * a->table_stride + i] =
+                is_far(k) ? g_far_page[(q * a->table_width + i) % N_FAR_PAGE]
+                          : gen_pick(r, (int32_t)n_page);
             if (bad && gen_pick(r, 4) == 0) {
                 static const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX, 0};
                 const int32_t w = wrong[gen_pick(r, 4)];
@@ -468,7 +549,7 @@ static void gather_build(check_case *k, int32_t index)
     gather_args *a = case_alloc(k, 1, sizeof *a);
     rng *r = &k->r;
     const int bad = strcmp(k->cls->name, "bad pages") == 0;
-    const int64_t n_page = 6;
+    const int64_t n_page = is_far(k) ? FAR_PAGE : 6;
     a->fmt = g_row_fmt[index % 4];
     a->out_type = (index / 4) % 2 != 0 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
     static const float k_scales[] = {1.0f, 0.5f, 0.06f, 3.7f};
@@ -547,6 +628,7 @@ static const check_class g_gather[] = {
      gather_compare},
     {"bad pages", "an id outside the table is masked and counted, never dereferenced", 24, 8, 0,
      gather_build, NULL, gather_compare},
+    {"far pages", "a page is found by its id and a stride of 64 bits", 8, 4, 0, gather_build, NULL, gather_compare},
 };
 
 const check_op check_gather_op = {

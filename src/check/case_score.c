@@ -172,6 +172,23 @@ static void score_nan(check_case *k, int32_t index)
     score_finish(k);
 }
 
+/* Pages whose bytes lie where 31 and 32 bits end. */
+static void score_far(check_case *k, int32_t index)
+{
+    static const int32_t lens[] = {384, 200, 129};
+    const index_shape s = {.fmt = index % 2 != 0 ? KVS_INDEX_F32 : KVS_INDEX_FP8,
+                           .n_head = g_heads[index % 8],
+                           .n_req = 2,
+                           .rows_per_req = 1 + index % 3,
+                           .width = 6,
+                           .lens = lens,
+                           .n_len = 3,
+                           .far = 1};
+    index_score_args *a = score_new(k, &s, 0, 384);
+    score_fill(k, a);
+    score_finish(k);
+}
+
 /* ---- invariance: alone, in pieces, elsewhere ---- */
 
 static void score_alone(check_case *k, int32_t index)
@@ -303,6 +320,7 @@ static const check_class g_classes[] = {
      score_nan, NULL, score_compare},
     {"alone", "a score depends neither on shard, row, batch nor on where the key lies", 16, 6, 0,
      score_alone, score_alone_run, score_compare},
+    {"far pages", "a page is found by its id and a stride of 64 bits", 6, 2, 0, score_far, NULL, score_compare},
 };
 
 const check_op check_index_score_op = {

@@ -7,7 +7,9 @@
  *   1  inputs and in-out buffers as built, outputs poisoned with NaN, red zones around every buffer
  *   2  run; the red zones, the inputs and every byte that is not marked must be as before
  *   3  compare() against the oracle
- *   4  run again, and on the host again with two worker threads: the same output bytes
+ *   4  run again, and on the host again with two worker threads: the same output bytes; on a device again
+ *      as on a slice of it, with so few blocks that each has much to do one after the other: as 2 and 3, and
+ *      the same bytes where the variant promises an order of sums
  *   5  where the class says so: the same output bytes as the reference variant
  * A fault (selftest.c) is planted between 2 and 3, or in a later run, and must end up in the
  * result.
@@ -102,6 +104,7 @@ typedef struct check_variant {
     int32_t bf16; /* products may flush denormals */
     kern_place place;
     double dot_u, key_u; /* see kern_variant */
+    int32_t free_order;  /* KERN_FREE_ORDER */
 } check_variant;
 
 enum {

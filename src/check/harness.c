@@ -15,7 +15,7 @@
 #endif
 
 /* Reserved, not committed: a case touches what it needs. */
-enum { CASE_GIB = 2 };
+enum { CASE_GIB = 2, FEW_SM = 4 };
 
 /* NaN as f32, as bf16 in both halves, and as e4m3 in two bytes of four; as an int far out of range.
  */
@@ -544,6 +544,23 @@ static void plant_first_run(check_case *k, const check_fault *f)
     }
 }
 
+/* Another run with blocks for FEW_SM multiprocessors. */
+static void few_blocks_run(check_case *k, const check_variant *v, const kern_table *t, check_result *r)
+{
+    const int32_t n_sm = k->queue->n_sm;
+    k->queue->n_sm = FEW_SM;
+    run_once(k, v, t, NULL, r);
+    k->queue->n_sm = n_sm;
+    if (k->broken) {
+        return;
+    }
+    check_surroundings(k, r);
+    k->cls->compare(k, v, r);
+    if (!v->free_order) {
+        same_bytes(k, 0, "the run with all multiprocessors", r);
+    }
+}
+
 /* Everything but what comes before and after all runs. */
 static void all_runs(check_case *k, const check_variant *v, const kern_table *t, int is_ref,
                      pool *workers, const check_fault *fault, check_result *r)
@@ -569,6 +586,9 @@ static void all_runs(check_case *k, const check_variant *v, const kern_table *t,
     fault_plant(k, fault, FAULT_RERUN);
     same_bytes(k, 0, "the first run's", r);
     check_surroundings(k, r);
+    if (v->place == KERN_CUDA && k->queue->n_sm > FEW_SM) {
+        few_blocks_run(k, v, t, r);
+    }
     if (workers != NULL && v->place == KERN_HOST) {
         run_once(k, v, t, workers, r);
         fault_plant(k, fault, FAULT_THREAD);

@@ -75,7 +75,7 @@ kvs_status dev_cuda_open(int32_t index, dev_cuda_info *info, kvs_error *err)
     if (info != NULL) {
         memset(info, 0, sizeof *info);
         info->n_device = 1;
-        info->n_sm = 4;
+        info->n_sm = 8;
         info->l2_bytes = 1 << 16;
         snprintf(info->name, sizeof info->name, "fake");
     }
@@ -98,7 +98,7 @@ kvs_status dev_queue_open_cuda(dev_queue *q, kvs_error *err)
     (void)err;
     dev_queue_init(q, NULL);
     q->stream = &fake;
-    q->n_sm = 4;
+    q->n_sm = 8;
     fake.n_open++;
     return KVS_OK;
 }
@@ -327,7 +327,8 @@ static void kv_write_fake(const kv_write_args *a, dev_queue *q)
 static void index_select_fake(const index_select_args *a, dev_queue *q)
 {
     ref()->index_select(a, q);
-    if (fake.wrong && a->in.n_row > 0 && a->list_count[0] > 0) {
+    const int wrong = fake.wrong || (fake.narrow && q->n_sm < 8);
+    if (wrong && a->in.n_row > 0 && a->list_count[0] > 0) {
         a->list_id[0]++;
     }
 }

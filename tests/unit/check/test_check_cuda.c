@@ -65,7 +65,7 @@ static void every_case_is_aligned_for_a_device(void **state)
         kvs_error err;
         assert_int_equal(run_check(ops[i], &l, &r, &err), KVS_OK);
         assert_true(r.n_passed > 0 && r.n_failed == 0 && r.n_skipped == 0);
-        has(&l, "fake, 4 SMs");
+        has(&l, "fake, 8 SMs");
         assert_null(strstr(l.all, " ref "));
         assert_null(strstr(l.all, "left out"));
         nothing_is_left();
@@ -112,6 +112,41 @@ static void attention_is_checked_as_far_as_the_kernel_promises(void **state)
     /* without a device the large classes do not exist */
     assert_int_equal(check_run_variants(&c, list, 1, (check_filter){"far slots", 0}, NULL), KVS_OK);
     assert_int_equal(r.n_passed + r.n_skipped, 0);
+}
+
+/* What a block does one after the other shows where blocks are few. */
+static void a_kernel_that_is_wrong_with_few_blocks_is_told(void **state)
+{
+    (void)state;
+    static lines l;
+    int32_t n = 0;
+    const kern_variant *all = kern_variants(&n);
+    const kern_variant *cuda = kern_variants_cuda(&n);
+    kern_variant list[2] = {all[0], cuda[0]};
+    for (int32_t i = 0; i < n; i++) {
+        list[1] = cuda[i].op == KERN_OP_index_select ? cuda[i] : list[1];
+    }
+    for (int32_t i = 0; list[0].op != KERN_OP_index_select; i++) {
+        list[0] = all[i];
+    }
+    dev_queue q;
+    kvs_check_result r;
+    kvs_check_config c = kvs_check_config_default();
+    c.op = "index_select";
+    c.line = on_line;
+    c.ctx = &l;
+    c.result = &r;
+    assert_int_equal(dev_queue_open_cuda(&q, NULL), KVS_OK);
+    l.n = 0;
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"random", 2}, &q, NULL), KVS_OK);
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"many rows", 1}, &q, NULL), KVS_OK);
+    assert_int_equal(r.n_passed, 1);
+    fake.narrow = 1;
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"random", 2}, &q, NULL), KVS_INTERNAL);
+    has(&l, "FAIL");
+    assert_int_equal(q.n_sm, 8);
+    dev_queue_close(&q);
+    nothing_is_left();
 }
 
 static void a_wrong_kernel_and_a_broken_device_are_told(void **state)
@@ -302,6 +337,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(every_case_is_aligned_for_a_device, reset),
         cmocka_unit_test_setup(attention_is_checked_as_far_as_the_kernel_promises, reset),
+        cmocka_unit_test_setup(a_kernel_that_is_wrong_with_few_blocks_is_told, reset),
         cmocka_unit_test_setup(a_wrong_kernel_and_a_broken_device_are_told, reset),
         cmocka_unit_test_setup(what_cannot_run_is_refused_or_skipped, reset),
         cmocka_unit_test_setup(sparse_attention_is_timed_and_checked, reset),

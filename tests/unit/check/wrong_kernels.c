@@ -7,10 +7,40 @@
 #include "unit/check/wrong_kernels.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "unit/unit.h"
 
 static kern_table g_ref;
+
+/* Where 32 bits hold the offset of a page, pages of the check's `far pages` lie nearer. */
+enum { FAR_PAGE = 4600, NEAR_PAGE = 3988 };
+
+/* The table as a kernel sees it that cuts offsets; valid until the next call. */
+static const int32_t *cut_table(const int32_t *table, int64_t n, int64_t n_page)
+{
+    static int32_t cut[4096];
+    if (n_page != FAR_PAGE || n > (int64_t)UNIT_COUNT(cut)) {
+        return table;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        cut[i] = table[i] % NEAR_PAGE;
+    }
+    return cut;
+}
+
+static const int64_t *cut_slots(const int64_t *slot, int64_t n, int64_t n_slot)
+{
+    static int64_t cut[64];
+    if (n_slot != FAR_PAGE * 64 || n > (int64_t)UNIT_COUNT(cut)) {
+        return slot;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        cut[i] = slot[i] % (NEAR_PAGE * 64);
+    }
+    return cut;
+}
 
 static void attn_forgets_last(const attn_args *in, dev_queue *q)
 {
@@ -140,6 +170,37 @@ static void quant_q_floor(const quant_q_args *a, dev_queue *q)
     }
 }
 
+static void attn_nan_uncounted(const attn_args *a, dev_queue *q)
+{
+    const uint64_t before = a->stats != NULL ? a->stats->n_nan : 0;
+    g_ref.attn(a, q);
+    if (a->stats != NULL) {
+        a->stats->n_nan = before;
+    }
+}
+
+/* Scales below what a narrow format holds come out as the least that it holds. */
+static void attn_scale_floor(const attn_args *in, dev_queue *q)
+{
+    attn_args a = *in;
+    const size_t bytes = (size_t)(a.n_slot / 64 * a.page_stride);
+    uint8_t *kv = malloc(bytes);
+    assert_non_null(kv);
+    memcpy(kv, a.kv, bytes);
+    for (int64_t s = 0; s < a.n_slot && a.fmt == KVS_KV_FP8_DS_MLA; s++) {
+        uint8_t *at = kv + s / 64 * a.page_stride + s % 64 * a.row_stride + 512;
+        for (int t = 0; t < 4; t++) {
+            float scale;
+            memcpy(&scale, at + 4 * t, sizeof scale);
+            scale = scale < 0x1p-10f ? 0x1p-10f : scale;
+            memcpy(at + 4 * t, &scale, sizeof scale);
+        }
+    }
+    a.kv = kv;
+    g_ref.attn(&a, q);
+    free(kv);
+}
+
 static void index_quant_no_heads(const index_quant_args *a, dev_queue *q)
 {
     g_ref.index_quant(a, q);
@@ -181,6 +242,46 @@ static void score_by_company(const index_score_args *a, dev_queue *q)
             *s = isfinite(*s) ? nextafterf(*s, 0.0f) : *s;
         }
     }
+}
+
+static void score_32_bits(const index_score_args *in, dev_queue *q)
+{
+    index_score_args a = *in;
+    a.table = cut_table(a.table, a.n_req * a.table_stride, a.n_page);
+    g_ref.index_score(&a, q);
+}
+
+static void select_32_bits(const index_select_args *in, dev_queue *q)
+{
+    index_select_args a = *in;
+    a.in.table = cut_table(a.in.table, a.in.n_req * a.in.table_stride, a.in.n_page);
+    g_ref.index_select(&a, q);
+}
+
+/* What comes when a list of 8192 is full is dropped. */
+static void select_list_full(const index_select_args *in, dev_queue *q)
+{
+    index_select_args a = *in;
+    int32_t len[64];
+    for (int32_t row = 0; row < a.in.n_row && row < 64; row++) {
+        len[row] = a.in.kv_len[row] < 8192 ? a.in.kv_len[row] : 8192;
+    }
+    a.in.kv_len = len;
+    a.in.n_key = NULL;
+    g_ref.index_select(&a, q);
+}
+
+/* A NaN weight counts as 0, so that its row is not empty. */
+static void select_nan_is_zero(const index_select_args *in, dev_queue *q)
+{
+    index_select_args a = *in;
+    static float w[64 * 64];
+    const int64_t n = (int64_t)a.in.n_row * a.in.n_head;
+    for (int64_t i = 0; i < n && n <= (int64_t)UNIT_COUNT(w); i++) {
+        w[i] = isnan(a.in.w[i]) ? 0.0f : a.in.w[i];
+    }
+    a.in.w = n <= (int64_t)UNIT_COUNT(w) ? w : a.in.w;
+    g_ref.index_select(&a, q);
 }
 
 /* The last member of a full list gives way to the key behind it on the rank. */
@@ -429,6 +530,27 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
     }
 }
 
+static void kv_write_32_bits(const kv_write_args *in, dev_queue *q)
+{
+    kv_write_args a = *in;
+    a.slot = cut_slots(a.slot, a.n_tok, a.n_slot);
+    g_ref.kv_write(&a, q);
+}
+
+static void index_write_32_bits(const index_write_args *in, dev_queue *q)
+{
+    index_write_args a = *in;
+    a.slot = cut_slots(a.slot, a.n_tok, a.n_slot);
+    g_ref.index_write(&a, q);
+}
+
+static void gather_32_bits(const gather_args *in, dev_queue *q)
+{
+    gather_args a = *in;
+    a.table = cut_table(a.table, a.n_req * a.table_stride, a.n_slot / 64);
+    g_ref.gather(&a, q);
+}
+
 #define WRONG(op, name)                                                                            \
     static void apply_##name(kern_table *t)                                                        \
     {                                                                                              \
@@ -449,6 +571,8 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
     X(attn, attn_by_batch, "alone", 1)                                                             \
     X(attn, attn_empty_is_inf, "list edges", 2)                                                    \
     X(attn, attn_zero_times, "past bound", 3)                                                      \
+    X(attn, attn_nan_uncounted, "nan, any order", 2)                                               \
+    X(attn, attn_scale_floor, "scales", 4)                                                         \
     Y(merge, merge_swapped, "random", 12)                                                          \
     Y(merge, merge_reads_dead, "edges", 12)                                                        \
     Y(merge, merge_by_chance, "random", 12)                                                        \
@@ -460,6 +584,10 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
     X(index_select, select_high_ties, "ties", 12)                                                  \
     X(index_select, select_local_ids, "random", 12)                                                \
     X(index_select, select_scores_behind, "bad", 12)                                               \
+    X(index_score, score_32_bits, "far pages", 2)                                                  \
+    X(index_select, select_32_bits, "far pages", 2)                                                \
+    X(index_select, select_list_full, "long", 2)                                                   \
+    X(index_select, select_nan_is_zero, "nan", 4)                                                  \
     X(topk, topk_high_ties, "patterns", 12)                                                        \
     X(topk, topk_forgets_list, "list", 12)                                                         \
     X(topk, topk_forgets_list, "stream", 12)                                                       \
@@ -473,6 +601,9 @@ static void gemm_by_company(const gemm_args *a, dev_queue *q)
     Y(gather, gather_aligned, "random", 12)                                                        \
     Y(gather, gather_writes_behind, "random", 12)                                                  \
     Y(gather, gather_fails_queue, "bad pages", 12)                                                 \
+    Y(kv_write, kv_write_32_bits, "far pages", 2)                                                  \
+    Y(index_write, index_write_32_bits, "far pages", 2)                                            \
+    Y(gather, gather_32_bits, "far pages", 4)                                                      \
     Y(norm, norm_no_centre, "random", 12)                                                          \
     Y(norm, norm_no_eps, "edges", 12)                                                              \
     Y(rope, rope_other_pairs, "random", 12)                                                        \
@@ -491,6 +622,8 @@ WRONG_SCRATCH(attn, attn_one_lane)
 WRONG_SCRATCH(attn, attn_by_batch)
 WRONG_SCRATCH(attn, attn_empty_is_inf)
 WRONG_SCRATCH(attn, attn_zero_times)
+WRONG_SCRATCH(attn, attn_nan_uncounted)
+WRONG_SCRATCH(attn, attn_scale_floor)
 WRONG(merge, merge_swapped)
 WRONG(merge, merge_reads_dead)
 WRONG(merge, merge_by_chance)
@@ -502,6 +635,10 @@ WRONG_SCRATCH(index_score, score_by_company)
 WRONG_SCRATCH(index_select, select_high_ties)
 WRONG_SCRATCH(index_select, select_local_ids)
 WRONG_SCRATCH(index_select, select_scores_behind)
+WRONG_SCRATCH(index_score, score_32_bits)
+WRONG_SCRATCH(index_select, select_32_bits)
+WRONG_SCRATCH(index_select, select_list_full)
+WRONG_SCRATCH(index_select, select_nan_is_zero)
 WRONG_SCRATCH(topk, topk_high_ties)
 WRONG_SCRATCH(topk, topk_forgets_list)
 WRONG_SCRATCH(topk, topk_writes_input)
@@ -514,6 +651,9 @@ WRONG(index_write, index_write_wrong_page)
 WRONG(gather, gather_aligned)
 WRONG(gather, gather_writes_behind)
 WRONG(gather, gather_fails_queue)
+WRONG(kv_write, kv_write_32_bits)
+WRONG(index_write, index_write_32_bits)
+WRONG(gather, gather_32_bits)
 WRONG(norm, norm_no_centre)
 WRONG(norm, norm_no_eps)
 WRONG(rope, rope_other_pairs)
