@@ -300,7 +300,7 @@ static const check_class g_kv_write[] = {
      "counted; amax is over finite values",
      64, 16, 0, kv_write_edges, NULL, kv_write_compare},
     {"empty", NULL, 16, 8, 0, kv_write_empty, NULL, kv_write_compare},
-    {"far pages", "a page is found by its id and a stride of 64 bits", 8, 4, 0, kv_write_far, NULL,
+    {"far pages", "a page is found by its id and a stride of 64 bits", 8, 4, CLASS_STEPS, kv_write_far, NULL,
      kv_write_compare},
 };
 
@@ -440,7 +440,7 @@ static const check_class g_index_write[] = {
      48, 16, 0, index_write_build, NULL, index_write_compare},
     {"edges", "index keys: NaN and infinity do not enter the scale", 32, 12, 0, index_write_build,
      NULL, index_write_compare},
-    {"far pages", "a page is found by its id and a stride of 64 bits", 4, 2, 0, index_write_build, NULL,
+    {"far pages", "a page is found by its id and a stride of 64 bits", 4, 2, CLASS_STEPS, index_write_build, NULL,
      index_write_compare},
 };
 

@@ -289,7 +289,7 @@ static const check_class g_topk[] = {
     {"patterns", "ties go to the lower id; -0.0 equals +0.0; NaN and -inf are never selected", 30,
      10, 0, topk_patterns, NULL, topk_compare},
     {"list", "a running list enters with its own ids", 20, 10, 0, topk_list, NULL, topk_compare},
-    {"stream", "a row fed in pieces gives the list of the whole row", 20, 8, 0, topk_stream, NULL,
+    {"stream", "a row fed in pieces gives the list of the whole row", 20, 8, CLASS_STEPS, topk_stream, NULL,
      topk_compare},
     {"long", NULL, 12, 1, 0, topk_long, NULL, topk_compare},
 };

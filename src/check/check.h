@@ -9,7 +9,8 @@
  *   3  compare() against the oracle
  *   4  run again, and on the host again with two worker threads: the same output bytes; on a device again
  *      as on a slice of it, with so few blocks that each has much to do one after the other: as 2 and 3, and
- *      the same bytes where the variant promises an order of sums
+ *      the same bytes where the variant promises an order of sums; and once more from a graph, recorded while
+ *      the inputs hold poison: a launch may depend on pointers and sizes alone
  *   5  where the class says so: the same output bytes as the reference variant
  * A fault (selftest.c) is planted between 2 and 3, or in a later run, and must end up in the
  * result.
@@ -110,7 +111,8 @@ typedef struct check_variant {
 enum {
     CLASS_SAME_BITS = 1, /* every variant gives the reference's bytes */
     CLASS_ORDER = 2,     /* not for variants with KERN_FREE_ORDER */
-    CLASS_DEVICE = 4     /* too large but for a device; the reference sits it out */
+    CLASS_DEVICE = 4,    /* too large but for a device; the reference sits it out */
+    CLASS_STEPS = 8      /* its run looks at data or waits: no graph can hold it */
 };
 
 struct check_class {

@@ -361,20 +361,20 @@ static void check_surroundings(check_case *k, check_result *r)
     k->scratch_broken = 0;
 }
 
-static void run_once(check_case *k, const check_variant *v, const kern_table *t, pool *workers,
-                     check_result *r)
+static void call_op(check_case *k, const kern_table *t, dev_queue *q)
 {
-    restore(k);
     zones_guard(&k->scratch, 0);
     k->scratch.data = NULL;
-    dev_queue host;
-    dev_queue *q = v->place == KERN_CUDA ? k->queue : &host;
-    dev_queue_init(&host, workers);
     if (k->cls->run != NULL) {
         k->cls->run(t, k, q);
     } else {
         k->op->run(t, k, q);
     }
+}
+
+/* Waits, and takes note of what went wrong. */
+static void end_run(check_case *k, const check_variant *v, dev_queue *q, check_result *r)
+{
     case_sync(q);
     kvs_error err;
     const kvs_status st = dev_queue_check(q, &err);
@@ -385,6 +385,17 @@ static void run_once(check_case *k, const check_variant *v, const kern_table *t,
     if (k->op->settle != NULL && !k->broken) {
         k->op->settle(k);
     }
+}
+
+static void run_once(check_case *k, const check_variant *v, const kern_table *t, pool *workers,
+                     check_result *r)
+{
+    dev_queue host;
+    dev_queue *q = v->place == KERN_CUDA ? k->queue : &host;
+    restore(k);
+    dev_queue_init(&host, workers);
+    call_op(k, t, q);
+    end_run(k, v, q, r);
 }
 
 static void keep(check_case *k, int as_ref)
@@ -561,6 +572,44 @@ static void few_blocks_run(check_case *k, const check_variant *v, const kern_tab
     }
 }
 
+/* Another run, from a graph that was recorded while the inputs held poison. */
+static void graph_run(check_case *k, const check_variant *v, const kern_table *t, check_result *r)
+{
+    kvs_error err;
+    dev_graph g;
+    kvs_status st = dev_capture_begin(k->queue, &err);
+    if (st == KVS_OK) {
+        for (int32_t i = 0; i < k->n_buf; i++) {
+            if (k->buf[i].kind == BUF_IN) {
+                poison_fill(k->buf[i].data, k->buf[i].bytes);
+            }
+        }
+        call_op(k, t, k->queue);
+        st = dev_capture_end(k->queue, &g, &err);
+        for (int32_t i = 0; i < k->n_buf; i++) {
+            if (k->buf[i].kind == BUF_IN) {
+                memcpy(k->buf[i].data, k->buf[i].init, k->buf[i].bytes);
+            }
+        }
+    }
+    if (st != KVS_OK) {
+        cmp_fail(r, "no graph can hold it: %s", err.text);
+        return;
+    }
+    restore(k);
+    dev_graph_launch(&g, k->queue);
+    end_run(k, v, k->queue, r);
+    dev_graph_free(&g);
+    if (k->broken) {
+        return;
+    }
+    check_surroundings(k, r);
+    k->cls->compare(k, v, r);
+    if (!v->free_order) {
+        same_bytes(k, 0, "the run without a graph", r);
+    }
+}
+
 /* Everything but what comes before and after all runs. */
 static void all_runs(check_case *k, const check_variant *v, const kern_table *t, int is_ref,
                      pool *workers, const check_fault *fault, check_result *r)
@@ -588,6 +637,9 @@ static void all_runs(check_case *k, const check_variant *v, const kern_table *t,
     check_surroundings(k, r);
     if (v->place == KERN_CUDA && k->queue->n_sm > FEW_SM) {
         few_blocks_run(k, v, t, r);
+    }
+    if (v->place == KERN_CUDA && !k->broken && (k->cls->flags & CLASS_STEPS) == 0) {
+        graph_run(k, v, t, r);
     }
     if (workers != NULL && v->place == KERN_HOST) {
         run_once(k, v, t, workers, r);

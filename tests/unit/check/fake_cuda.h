@@ -13,6 +13,7 @@ typedef struct fake_cuda {
     int32_t absent;    /* 1: there is no device */
     int32_t wrong;     /* 1: attn, kv_write, topk and index_select give a wrong value */
     int32_t narrow;    /* 1: index_select gives a wrong value where few blocks share the work */
+    int32_t peeks;     /* 1: index_select looks at a row's length while it is launched, and rejects a million */
     int32_t dies;      /* 1: merge fails as a device does */
     void *shared;      /* the last allocation of shared memory not given back */
     int64_t n_refused; /* args that are not aligned to 16 bytes */

@@ -114,8 +114,9 @@ static void attention_is_checked_as_far_as_the_kernel_promises(void **state)
     assert_int_equal(r.n_passed + r.n_skipped, 0);
 }
 
-/* What a block does one after the other shows where blocks are few. */
-static void a_kernel_that_is_wrong_with_few_blocks_is_told(void **state)
+/* What a block does one after the other shows where blocks are few; what is looked at while a call is launched shows in a
+ * graph that was recorded over other data. */
+static void a_kernel_that_is_wrong_with_few_blocks_or_peeks_is_told(void **state)
 {
     (void)state;
     static lines l;
@@ -145,6 +146,11 @@ static void a_kernel_that_is_wrong_with_few_blocks_is_told(void **state)
     assert_int_equal(check_run_on(&c, list, 2, (check_filter){"random", 2}, &q, NULL), KVS_INTERNAL);
     has(&l, "FAIL");
     assert_int_equal(q.n_sm, 8);
+    fake.narrow = 0;
+    fake.peeks = 1;
+    l.n = 0;
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"random", 2}, &q, NULL), KVS_INTERNAL);
+    has(&l, "FAIL");
     dev_queue_close(&q);
     nothing_is_left();
 }
@@ -337,7 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(every_case_is_aligned_for_a_device, reset),
         cmocka_unit_test_setup(attention_is_checked_as_far_as_the_kernel_promises, reset),
-        cmocka_unit_test_setup(a_kernel_that_is_wrong_with_few_blocks_is_told, reset),
+        cmocka_unit_test_setup(a_kernel_that_is_wrong_with_few_blocks_or_peeks_is_told, reset),
         cmocka_unit_test_setup(a_wrong_kernel_and_a_broken_device_are_told, reset),
         cmocka_unit_test_setup(what_cannot_run_is_refused_or_skipped, reset),
         cmocka_unit_test_setup(sparse_attention_is_timed_and_checked, reset),
