@@ -555,6 +555,16 @@ static void plant_first_run(check_case *k, const check_fault *f)
     }
 }
 
+/* What a further run on a device left. */
+static void compare_again(check_case *k, const check_variant *v, const char *than, check_result *r)
+{
+    check_surroundings(k, r);
+    k->cls->compare(k, v, r);
+    if (!v->free_order) {
+        same_bytes(k, 0, than, r);
+    }
+}
+
 /* Another run with blocks for FEW_SM multiprocessors. */
 static void few_blocks_run(check_case *k, const check_variant *v, const kern_table *t, check_result *r)
 {
@@ -562,13 +572,8 @@ static void few_blocks_run(check_case *k, const check_variant *v, const kern_tab
     k->queue->n_sm = FEW_SM;
     run_once(k, v, t, NULL, r);
     k->queue->n_sm = n_sm;
-    if (k->broken) {
-        return;
-    }
-    check_surroundings(k, r);
-    k->cls->compare(k, v, r);
-    if (!v->free_order) {
-        same_bytes(k, 0, "the run with all multiprocessors", r);
+    if (!k->broken) {
+        compare_again(k, v, "the run with all multiprocessors", r);
     }
 }
 
@@ -578,7 +583,7 @@ static void graph_run(check_case *k, const check_variant *v, const kern_table *t
     kvs_error err;
     dev_graph g;
     kvs_status st = dev_capture_begin(k->queue, &err);
-    if (st == KVS_OK) {
+    if (st >= 0) {
         for (int32_t i = 0; i < k->n_buf; i++) {
             if (k->buf[i].kind == BUF_IN) {
                 poison_fill(k->buf[i].data, k->buf[i].bytes);
@@ -592,7 +597,7 @@ static void graph_run(check_case *k, const check_variant *v, const kern_table *t
             }
         }
     }
-    if (st != KVS_OK) {
+    if (st < 0) {
         cmp_fail(r, "no graph can hold it: %s", err.text);
         return;
     }
@@ -600,13 +605,8 @@ static void graph_run(check_case *k, const check_variant *v, const kern_table *t
     dev_graph_launch(&g, k->queue);
     end_run(k, v, k->queue, r);
     dev_graph_free(&g);
-    if (k->broken) {
-        return;
-    }
-    check_surroundings(k, r);
-    k->cls->compare(k, v, r);
-    if (!v->free_order) {
-        same_bytes(k, 0, "the run without a graph", r);
+    if (!k->broken) {
+        compare_again(k, v, "the run without a graph", r);
     }
 }
 
