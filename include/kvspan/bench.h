@@ -79,7 +79,7 @@ typedef struct kvs_bench_config {
     int (*progress)(void *ctx, const char *what, int64_t done, int64_t total);
     void *ctx;
     /* Where the kernels run: "cpu" (NULL too) or "cuda", the first device the process sees. On cuda
-     * there are attn (sparse), index, select, exchange (as many devices as dcp) and roof; threads, warm, pool_bytes, interleave, exchange,
+     * there are attn (sparse), index, select, exchange (between devices, which ranks may share) and roof; threads, warm, pool_bytes, interleave, exchange,
      * timeout_ms and cpu do not go with it. */
     const char *device;
 } kvs_bench_config;

@@ -463,8 +463,7 @@ static kvs_status run_all(cuda_bench *b, kvs_error *err)
         TRY(run_op(b, op, err));
     }
     for (int i = 0; b->cfg->op == NULL && i < N_OP; i++) {
-        const int devices_ok = k_op[i].run == NULL || b->info.n_device >= 2;
-        if (devices_ok && kern_need(&b->kern, k_op[i].need, k_op[i].n_need, NULL) == KVS_OK) {
+        if (kern_need(&b->kern, k_op[i].need, k_op[i].n_need, NULL) == KVS_OK) {
             TRY(run_op(b, &k_op[i], err));
         }
     }

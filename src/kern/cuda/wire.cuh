@@ -5,8 +5,9 @@
  * either the old three words and the old epoch or the new ones, and needs no order towards other lines.
  * `check --comm --device cuda` looks for torn lines: every word of its messages depends on the exchange.
  *
- * Chunks rest on release and acquire at system scope: a warp stores its chunk, meets, and lane 0 sets the
- * flag with release; whoever sees the flag with acquire, and meets, sees the chunk.
+ * Chunks rest on release and acquire, which add up along a chain: warps store, count in shared memory with
+ * release; the thread that sees the count with acquire sets the flag with release at system scope; whoever
+ * sees the flag with acquire, and meets its warp, sees what was stored.
  *
  * A wait ends by itself: after the wire's limit it sets the fault, here and on every peer that is sound so
  * far, and from then on all waits of the rank end at once. */
@@ -41,6 +42,13 @@ static __device__ __forceinline__ void wire_store16(void *p, uint4 v)
     asm volatile("{\n.reg .b128 v;\nmov.b128 v, {%1, %2};\nst.relaxed.sys.global.b128 [%0], v;\n}" ::"l"(p),
                  "l"(lo), "l"(hi)
                  : "memory");
+}
+
+static __device__ __forceinline__ uint32_t wire_peek_flag(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
 }
 
 static __device__ __forceinline__ uint32_t wire_load_flag(const uint32_t *p)
@@ -82,10 +90,16 @@ static __device__ __noinline__ void wire_fail(const wire &w, uint32_t epoch, wir
     }
 }
 
-/* The number of the exchange that this kernel is; by whole warps. False: the group has ended. */
-static __device__ __forceinline__ bool wire_begin(const wire &w, wire_run *r)
+/* The control block, for wire_begin: asked for early, so that a first load of data shares the way. */
+static __device__ __forceinline__ uint4 wire_ask(const wire &w)
 {
-    const uint4 c = wire_load16(wire_own(w));
+    return wire_load16(wire_own(w));
+}
+
+/* The number of the exchange that this kernel is; by whole warps, with what wire_ask gave. False: the group
+ * has ended. */
+static __device__ __forceinline__ bool wire_begin(const wire &w, uint4 c, wire_run *r)
+{
     const uint64_t done = (uint64_t)__shfl_sync(~0u, c.y, 0) << 32 | __shfl_sync(~0u, c.x, 0);
     const uint32_t fault = __shfl_sync(~0u, c.z | c.w, 0);
     r->epoch = wire_epoch(done);
@@ -119,39 +133,69 @@ static __device__ __noinline__ bool wire_look(const wire &w, uint32_t epoch, uin
     return (c.z | c.w) != 0;
 }
 
-/* The line once it is of this epoch; v: what a first load of it gave. */
-static __device__ __forceinline__ uint4 wire_wait_line(const wire &w, wire_run *r, const void *p, uint4 v,
-                                                       int from)
+/* B lines of one peer, `step` bytes from one to the next, once they all are of this epoch; the first n of them
+ * are wanted. One way to the memory and back serves all that are missing. */
+template <int B>
+static __device__ __forceinline__ void wire_wait_lines(const wire &w, wire_run *r, const uint8_t *at,
+                                                       size_t step, int n, int from, uint4 (&v)[B])
 {
-    for (uint32_t n = 1; v.w != r->epoch && !r->dead; n++) {
-        if (n % WIRE_POLLS == 0) {
+    for (uint32_t i = 1;; i++) {
+        bool missing = false;
+#pragma unroll
+        for (int b = 0; b < B; b++) {
+            v[b] = wire_load16(at + (b < n ? b : 0) * step);
+        }
+#pragma unroll
+        for (int b = 0; b < B; b++) {
+            missing = missing || v[b].w != r->epoch;
+        }
+        if (!missing || r->dead) {
+            return;
+        }
+        if (i % WIRE_POLLS == 0) {
             r->dead = wire_look(w, r->epoch, r->until, from);
         }
-        v = wire_load16(p);
     }
-    return v;
 }
 
 /* By a warp: until the chunk of this flag has come. */
 static __device__ __forceinline__ void wire_wait_flag(const wire &w, wire_run *r, const uint32_t *p, int from)
 {
     if (threadIdx.x % 32 == 0) {
-        for (uint32_t n = 1; wire_load_flag(p) != r->epoch && !r->dead; n++) {
+        for (uint32_t n = 1; wire_peek_flag(p) != r->epoch && !r->dead; n++) {
             if (n % WIRE_POLLS == 0) {
                 r->dead = wire_look(w, r->epoch, r->until, from);
             }
         }
+        (void)wire_load_flag(p); /* orders what follows behind what the flag stands for */
     }
     r->dead = __shfl_sync(~0u, r->dead, 0) != 0;
 }
 
-/* By a warp, after it has stored a chunk. */
-static __device__ __forceinline__ void wire_set_flag(uint32_t *p, uint32_t epoch)
+/* Pieces of a chunk, stored by several warps of a block, are counted in shared memory; one thread waits until
+ * all have been and sets the flag for them, which takes as long as the stores take to arrive: the others go
+ * on meanwhile. By a warp that has stored its piece: */
+static __device__ __forceinline__ void wire_piece_done(uint32_t *count)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        wire_store_flag(p, epoch);
+        asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"((uint32_t)__cvta_generic_to_shared(count))
+                     : "memory");
     }
+}
+
+/* By the one thread. Nothing can keep the warps from coming: they wait for nobody. */
+static __device__ __forceinline__ void wire_set_flag(uint32_t *flag, uint32_t epoch, const uint32_t *count,
+                                                     uint32_t pieces)
+{
+    uint32_t n;
+    do {
+        asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                     : "=r"(n)
+                     : "r"((uint32_t)__cvta_generic_to_shared(count))
+                     : "memory");
+    } while (n < pieces);
+    wire_store_flag(flag, epoch);
 }
 
 /* Lines, flags and chunks of messages from `from` in the area of rank `to`. */
@@ -183,8 +227,9 @@ static __device__ __forceinline__ void wire_compare_heads(const wire &w, wire_ru
     wire_store16(w.area[p] + wire_head_at(w.n_rank, r->epoch, w.rank),
                  make_uint4(what, n_row, words, r->epoch));
     const uint8_t *at = w.area[w.rank] + wire_head_at(w.n_rank, r->epoch, p);
-    const uint4 h = wire_wait_line(w, r, at, wire_load16(at), p);
-    if (!r->dead && (h.x != what || h.y != n_row || h.z != words)) {
+    uint4 h[1];
+    wire_wait_lines<1>(w, r, at, 0, 1, p, h);
+    if (!r->dead && (h[0].x != what || h[0].y != n_row || h[0].z != words)) {
         wire_fail(w, r->epoch, WIRE_MISMATCH, p);
     }
 }
