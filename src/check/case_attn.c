@@ -413,9 +413,12 @@ static void compare_second(const attn_args *a, const attn_expect *e, check_resul
     for (int64_t row = 0; row < a->n_row; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             const int64_t at = row * a->out_stride_row + head * a->out_stride_head;
+            for (int64_t d = 0; d < VDIM && e->out16 != NULL; d++) {
+                cmp_i64(r, (coord){"out as bf16", row, head, d}, e->out16[at + d], orc_to_bf16(a->out[at + d]));
+            }
             cmp_bits(r, (coord){"lse, the other way", row, head, -1},
                      e->lse2[row * a->n_head + head], a->lse[row * a->n_head + head]);
-            for (int64_t d = 0; d < VDIM; d++) {
+            for (int64_t d = 0; d < VDIM && e->out2 != NULL; d++) {
                 cmp_bits(r, (coord){"out, the other way", row, head, d}, e->out2[at + d],
                          a->out[at + d]);
             }
@@ -440,7 +443,7 @@ void attn_compare(check_case *k, const check_variant *v, check_result *r)
         }
     }
     compare_stats(a, e, r);
-    if (e->out2 != NULL) {
+    if (e->lse2 != NULL) {
         compare_second(a, e, r);
     }
 }

@@ -32,6 +32,7 @@ typedef struct attn_expect {
     int32_t clean_only; /* only that nothing but finite values and lse -inf come out */
     int32_t any_order;  /* what goes with a NaN depends on the order of sums: such heads are clean, and counted */
     float *out2, *lse2; /* what the invariance classes compute a second way; NULL elsewhere */
+    uint16_t *out16;    /* the same results as bf16, NULL elsewhere; their lse is lse2 */
 } attn_expect;
 
 /* A case of a shape, in format `fmt`: queries, an empty pool (all NaN), tables or lists. */
@@ -54,6 +55,8 @@ void attn_many_rows(check_case *k, int32_t index);
 void attn_far_slots(check_case *k, int32_t index);
 
 /* The classes of case_attn_same.c. */
+void attn_bf16(check_case *k, int32_t index);
+void attn_bf16_run(const kern_table *t, check_case *k, dev_queue *q);
 void attn_alone(check_case *k, int32_t index);
 void attn_alone_run(const kern_table *t, check_case *k, dev_queue *q);
 void attn_tree(check_case *k, int32_t index);

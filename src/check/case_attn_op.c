@@ -380,6 +380,8 @@ static const check_class g_classes[] = {
      4, CLASS_ORDER | CLASS_STEPS, attn_tree, attn_tree_run, attn_compare},
     {"fold", "segments of 2048 attended keys fold in order", 8, 2, CLASS_ORDER | CLASS_STEPS, attn_fold,
      attn_fold_run, attn_compare},
+    {"bf16 out", "out as bf16 is the f32 result rounded once", 24, 6, CLASS_DEVICE, attn_bf16, attn_bf16_run,
+     attn_compare},
     {"many rows", NULL, 2, 0, CLASS_DEVICE, attn_many_rows, NULL, attn_compare},
     {"far slots", NULL, 6, 2, CLASS_DEVICE, attn_far_slots, NULL, attn_compare},
 };

@@ -24,6 +24,40 @@ static void second_outputs(check_case *k)
     }
 }
 
+/* ---- results as bf16 ---- */
+
+/* Whole rows, rows cut in many pieces, rows of nothing; every other case begins at an odd element. */
+void attn_bf16(check_case *k, int32_t index)
+{
+    static const attn_shape shapes[] = {
+        {16, 1, 1, 1, 4, {0}, 130, 10}, {128, 8, 1, 1, 2, {0}, 700, 30}, {40, 2, 1, 1, 3, {0}, 65, 0},
+        {64, 1, 1, 1, 2, {0}, 3000, 5}, {5, 4, 1, 1, 5, {0}, 100, 100},  {7, 1, 1, 300, 1, {0}, 40, 50},
+    };
+    const attn_shape *s = &shapes[index / 2 % 6];
+    const attn_args *a = attn_new(k, s, index % 4 < 2 ? KVS_KV_FP8_DS_MLA : KVS_KV_BF16);
+    attn_expect *e = k->expect;
+    e->out16 = case_buf(k, "out as bf16", BUF_OUT, EL_U16, a->n_row * a->out_stride_row, index % 2);
+    e->lse2 = case_buf(k, "lse2", BUF_OUT, EL_F32, (int64_t)a->n_row * a->n_head, 0);
+    case_mark_all(k, e->lse2);
+    for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head; i++) {
+        case_mark(k, e->out16 + i / a->n_head * a->out_stride_row + i % a->n_head * a->out_stride_head, 2 * VDIM);
+    }
+    attn_fill(k);
+    attn_finish(k);
+}
+
+void attn_bf16_run(const kern_table *t, check_case *k, dev_queue *q)
+{
+    const attn_expect *e = k->expect;
+    attn_run(t, k, q);
+    attn_args a = *(const attn_args *)k->args;
+    a.out = (float *)(void *)e->out16;
+    a.out_type = KVS_DTYPE_BF16;
+    a.lse = e->lse2;
+    a.stats = NULL;
+    attn_call(t, k, q, &a);
+}
+
 /* ---- rows and heads alone ---- */
 
 void attn_alone(check_case *k, int32_t index)

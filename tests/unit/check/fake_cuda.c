@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "check/roof_cuda.h"
 #include "kern/cuda/cuda.h"
+#include "num/fmt.h"
 #include "kern/exchange.h"
 
 fake_cuda fake;
@@ -341,6 +342,22 @@ static const char *index_score_refuses(const void *args)
     return aligned(p, n, 2);
 }
 
+static void attn_bf16(const attn_args *a, dev_queue *q)
+{
+    attn_args f32 = *a;
+    f32.out = malloc((size_t)(a->n_row * a->out_stride_row) * sizeof(float));
+    f32.out_type = KVS_DTYPE_F32;
+    ref()->attn(&f32, q);
+    for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head; i++) {
+        const int64_t at = i / a->n_head * a->out_stride_row + i % a->n_head * a->out_stride_head;
+        for (int64_t d = at; d < at + 512; d++) {
+            const uint16_t rounded = bf16_from_f32(f32.out[d]).bits;
+            ((uint16_t *)(void *)a->out)[d] = fake.cuts ? (uint16_t)(f32_bits(f32.out[d]) >> 16) : rounded;
+        }
+    }
+    free(f32.out);
+}
+
 static void attn_fake(const attn_args *a, dev_queue *q);
 
 static void attn_call(const void *args, dev_queue *q)
@@ -351,6 +368,10 @@ static void attn_call(const void *args, dev_queue *q)
 static void attn_fake(const attn_args *a, dev_queue *q)
 {
     if (recorded(attn_call, a, sizeof *a)) {
+        return;
+    }
+    if (a->out_type == KVS_DTYPE_BF16) {
+        attn_bf16(a, q);
         return;
     }
     ref()->attn(a, q);

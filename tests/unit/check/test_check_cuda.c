@@ -100,6 +100,10 @@ static void attention_is_checked_as_far_as_the_kernel_promises(void **state)
     assert_int_equal(r.n_skipped, 1);
     assert_int_equal(check_run_on(&c, list, 2, (check_filter){"far slots", 1}, &q, NULL), KVS_OK);
     assert_int_equal(r.n_passed, 1);
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"bf16 out", 6}, &q, NULL), KVS_OK);
+    assert_int_equal(r.n_passed, 1);
+    fake.cuts = 1;
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"bf16 out", 1}, &q, NULL), KVS_INTERNAL);
     fake.wrong = 1;
     assert_int_equal(check_run_on(&c, list, 2, (check_filter){"far slots", 1}, &q, NULL),
                      KVS_INTERNAL);
