@@ -271,25 +271,34 @@ static void attn_inf(check_case *k, int32_t index)
     ((attn_expect *)k->expect)->clean_only = 1;
 }
 
-/* Scales from a tile of almost nothing to one of 448 x 128, of single keys and of all. Where they are large queries are
- * small, so that no key takes all the weight. */
+/* Scales from a tile of almost nothing to one of 448 x 128, of single keys and of all, and of queries. Where keys are
+ * large queries are small, or the bound of a score would let everything pass. */
 static void attn_scales(check_case *k, int32_t index)
 {
     static const float small[] = {0x1p-13f, 1e-3f / 448.0f, 3.7f / 448.0f, 0x1p-7f, 0.013f, 1.0f};
     static const float large[] = {0x1p7f, 60000.0f / 448.0f, 100.0f, 0x1p5f};
     const attn_shape s = {6, 1 << (index % 4), 1, 1, 2, {0}, 200, 10};
     attn_args *a = attn_new(k, &s, KVS_KV_FP8_DS_MLA);
+    const int big = index % 4 > 1;
+    if (big) {
+        float *q_scale = case_buf(k, "q_scale", BUF_IN, EL_F32, (int64_t)a->n_row * a->n_head, 0);
+        for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
+            q_scale[i] = 0.25f + 0.125f * (float)gen_pick(&k->r, 16);
+        }
+        a->q_scale = q_scale;
+    }
     attn_fill(k);
     const attn_expect *e = k->expect;
     for (int64_t slot = 0; slot < a->n_slot && !k->failed; slot++) {
         for (int32_t t = 0; t < 4 && e->used[slot]; t++) {
             const int32_t pick = index % 2 != 0 ? index / 2 + t : gen_pick(&k->r, 12);
-            const float scale = t == 3 ? large[pick % 4] : small[pick % 6];
+            const float scale = big && t == 3 ? large[pick % 4] : small[pick % 6];
             memcpy(attn_row_at(a, slot) + KVS_LATENT_DIM + 4 * t, &scale, sizeof scale);
         }
     }
-    for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
+    for (int64_t i = 0; big && i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
         const int64_t at = i / a->n_head * a->q_stride_row + i % a->n_head * a->q_stride_head;
+        gen_any(&k->r, (void *)a->q, a->q_type, at, DIM, 0x1p-7f);
         gen_any(&k->r, (void *)a->q, a->q_type, at + 384, 128, 0x1p-12f);
     }
     attn_finish(k);

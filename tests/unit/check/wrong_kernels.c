@@ -179,6 +179,21 @@ static void attn_nan_uncounted(const attn_args *a, dev_queue *q)
     }
 }
 
+/* A row's first scale for all of its heads. */
+static void attn_one_q_scale(const attn_args *in, dev_queue *q)
+{
+    attn_args a = *in;
+    static float scale[4096];
+    const int64_t n = (int64_t)a.n_row * a.n_head;
+    if (a.q_scale != NULL && n <= (int64_t)UNIT_COUNT(scale) && a.fmt == KVS_KV_FP8_DS_MLA) {
+        for (int64_t i = 0; i < n; i++) {
+            scale[i] = a.q_scale[i / a.n_head * a.n_head];
+        }
+        a.q_scale = scale;
+    }
+    g_ref.attn(&a, q);
+}
+
 /* Scales below what a narrow format holds come out as the least that it holds. */
 static void attn_scale_floor(const attn_args *in, dev_queue *q)
 {
@@ -572,6 +587,7 @@ static void gather_32_bits(const gather_args *in, dev_queue *q)
     X(attn, attn_empty_is_inf, "list edges", 2)                                                    \
     X(attn, attn_zero_times, "past bound", 3)                                                      \
     X(attn, attn_nan_uncounted, "nan, any order", 2)                                               \
+    X(attn, attn_one_q_scale, "scales", 4)                                                         \
     X(attn, attn_scale_floor, "scales", 4)                                                         \
     Y(merge, merge_swapped, "random", 12)                                                          \
     Y(merge, merge_reads_dead, "edges", 12)                                                        \
@@ -623,6 +639,7 @@ WRONG_SCRATCH(attn, attn_by_batch)
 WRONG_SCRATCH(attn, attn_empty_is_inf)
 WRONG_SCRATCH(attn, attn_zero_times)
 WRONG_SCRATCH(attn, attn_nan_uncounted)
+WRONG_SCRATCH(attn, attn_one_q_scale)
 WRONG_SCRATCH(attn, attn_scale_floor)
 WRONG(merge, merge_swapped)
 WRONG(merge, merge_reads_dead)
