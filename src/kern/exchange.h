@@ -62,7 +62,8 @@ typedef struct exchange_args {
 } exchange_args;
 
 /* Partials of all heads on this rank's shard go to the ranks of the heads and are merged there as they
- * come: bits of merge_args (kern/attn.h) over the ranks in their order, by the tree for 1, 2, 4, 8 ranks, else the fold. */
+ * come: bits of merge_args (kern/attn.h) over the ranks in their order, by the tree for 1, 2, 4, 8 ranks, else
+ * by the fold. */
 typedef struct exchange_merge_args {
     wire w;
     int32_t form;

@@ -201,7 +201,6 @@ static __device__ __forceinline__ void copy_piece(const exchange_part &p, int ra
 static __device__ void send_chunks(const exchange_shape &s, const exchange_args &a, uint32_t pieces,
                                    const wire_run &r, uint32_t *counts)
 {
-    clear_counts(counts);
     send_groups(a.w, r, s, pieces, counts, [&](int to, uint32_t i, uint8_t *at) {
         const piece c = piece_of(a, i);
         const exchange_part &p = a.part[c.part];
@@ -263,7 +262,8 @@ static __global__ void __launch_bounds__(THREADS + 32, 2)
         crew_of_threads(x.shape).at * WIRE_LINE_WORDS < x.words) {
         first = read_line(a, x.words, crew_of_threads(x.shape).at, nth_rank(a.w, 1));
     }
-    if (!wire_begin(a.w, control, &r)) {
+    const bool sound = wire_begin(a.w, control, &r);
+    if (!(sends && !x.shape.lines ? begin_groups(counts, sound) : sound)) {
         return;
     }
     if (blockIdx.x == 0) {
@@ -295,20 +295,23 @@ static void launch_exchange(const exchange_args *a, int32_t n, dev_queue *q)
     launch(exchange_kernel<R>, x, x.shape, n, q, "exchange_kernel");
 }
 
+static const char *refuses_parts(const exchange_args *a, const exchange_args *b)
+{
+    bool same = a->n_part == b->n_part;
+    for (int32_t k = 0; same && k < a->n_part; k++) {
+        same = a->part[k].bytes == b->part[k].bytes;
+    }
+    return same ? NULL : "exchange: the ranks of a launch have parts of the same widths";
+}
+
 void exchange_sm90(const exchange_args *a, int32_t n, dev_queue *q)
 {
     if (cuda_refused(q, refuses_ranks(a, n))) {
         return;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (cuda_refused(q, exchange_refuses(&a[i]))) {
+        if (cuda_refused(q, exchange_refuses(&a[i])) || cuda_refused(q, refuses_parts(&a[0], &a[i]))) {
             return;
-        }
-        for (int32_t k = 0; k < a[i].n_part; k++) {
-            if (a[i].n_part != a[0].n_part || a[i].part[k].bytes != a[0].part[k].bytes) {
-                (void)cuda_refused(q, "exchange: the ranks of a launch have parts of the same widths");
-                return;
-            }
         }
     }
     n == 1 ? launch_exchange<1>(a, n, q) : launch_exchange<WIRE_MAX_RANK>(a, n, q);

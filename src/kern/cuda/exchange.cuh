@@ -88,13 +88,14 @@ static __device__ __forceinline__ void send_groups(const wire &w, const wire_run
     }
 }
 
-/* Zeroes the counts of a block; its first meeting. */
-static __device__ __forceinline__ void clear_counts(uint32_t *counts)
+/* Zeroes the counts of a block that sends chunks, and makes its warps agree: all go on, or none where one has
+ * seen that the group has ended, since the thread that sets flags waits for them all. */
+static __device__ __forceinline__ bool begin_groups(uint32_t *counts, bool sound)
 {
     for (uint32_t i = threadIdx.x; i < MAX_GROUP; i += blockDim.x) {
         counts[i] = 0;
     }
-    __syncthreads();
+    return __syncthreads_and(sound) != 0;
 }
 
 /* After the kernel before it: a launch may begin while that one ends. */

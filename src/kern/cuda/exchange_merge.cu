@@ -225,7 +225,6 @@ static __device__ void receive_unit_lines(const exchange_shape &s, const exchang
 static __device__ void send_unit_chunks(const exchange_shape &s, const exchange_merge_args &a, uint32_t units,
                                         uint32_t pieces, const wire_run &r, uint32_t *counts)
 {
-    clear_counts(counts);
     send_groups(a.w, r, s, pieces, counts, [&](int to, uint32_t i, uint8_t *buf) {
         const uint32_t lane = threadIdx.x % 32;
         const uint32_t u0 = i * UNITS;
@@ -351,7 +350,8 @@ static __global__ void __launch_bounds__(THREADS + 32, 2)
     if (sends && x.shape.lines) {
         send_unit_lines(x.shape, a, x.units, control);
     }
-    if (!wire_begin(a.w, control, &r)) {
+    const bool sound = wire_begin(a.w, control, &r);
+    if (!(sends && !x.shape.lines ? begin_groups(counts, sound) : sound)) {
         return;
     }
     if (blockIdx.x == 0) {
@@ -392,11 +392,8 @@ void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)
         return;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (cuda_refused(q, exchange_merge_refuses(&a[i]))) {
-            return;
-        }
-        if (a[i].n_head != a[0].n_head) {
-            (void)cuda_refused(q, "exchange_merge: the ranks of a launch have the same heads");
+        const char *heads = a[i].n_head == a[0].n_head ? NULL : "exchange_merge: one launch, one number of heads";
+        if (cuda_refused(q, exchange_merge_refuses(&a[i])) || cuda_refused(q, heads)) {
             return;
         }
     }

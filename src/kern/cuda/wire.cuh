@@ -184,7 +184,7 @@ static __device__ __forceinline__ void wire_piece_done(uint32_t *count)
     }
 }
 
-/* By the one thread. Nothing can keep the warps from coming: they wait for nobody. */
+/* By the one thread. Nothing keeps the warps from coming: they wait for nobody and have agreed to go on. */
 static __device__ __forceinline__ void wire_set_flag(uint32_t *flag, uint32_t epoch, const uint32_t *count,
                                                      uint32_t pieces)
 {

@@ -173,7 +173,7 @@ static void ranks_that_differ_are_named(void **state)
 
 static void skip_call(rank *r)
 {
-    comm_set_timeout(r->host, 150);
+    comm_set_timeout(r->host, 400);
     if (r->rank != 1) {
         r->st = nccl_all_gather(r->c, r->send, r->recv, 16, &r->queue, &r->err);
     }
@@ -181,7 +181,7 @@ static void skip_call(rank *r)
 
 static void skip_wait(rank *r)
 {
-    comm_set_timeout(r->host, 150);
+    comm_set_timeout(r->host, 400);
     r->st = nccl_all_gather(r->c, r->send, r->recv, 16, &r->queue, &r->err);
     if (r->rank != 1 && r->st == KVS_OK) {
         r->st = nccl_wait(r->c, &r->queue, &r->err);
@@ -192,14 +192,14 @@ static void ranks_that_do_not_come_are_named(void **state)
 {
     (void)state;
     run(skip_call, 20000);
-    all_were_told(1, "rank 1 more than 150 ms late for");
+    all_were_told(1, "rank 1 more than 400 ms late for");
     run(skip_wait, 20000);
-    all_were_told(1, "rank 1 more than 150 ms late for barrier");
+    all_were_told(1, "rank 1 more than 400 ms late for barrier");
 }
 
 static void never_done(rank *r)
 {
-    comm_set_timeout(r->host, 150);
+    comm_set_timeout(r->host, 400);
     r->st = nccl_all_gather(r->c, r->send, r->recv, 16, &r->queue, &r->err);
     r->st = r->st < 0 ? r->st : nccl_wait(r->c, &r->queue, &r->err);
 }
@@ -210,7 +210,7 @@ static void work_that_does_not_end_is_aborted(void **state)
     fake.busy = true;
     run(never_done, 20000);
     fake.busy = false;
-    all_were_told(-1, "not done after 150 ms");
+    all_were_told(-1, "not done after 400 ms");
 }
 
 static void null_buffer(rank *r)
