@@ -73,15 +73,16 @@ race_pairs() {
 }
 
 sanitize() {
-    local tool bin
+    local tool bin limit
     bin=$(sanitizer)
     if [ -z "$bin" ]; then
         summary+=("sanitize               skip         compute-sanitizer is not here")
         return
     fi
     for tool in memcheck racecheck initcheck synccheck; do
+        limit=$([ $tool = racecheck ] && echo 500 || echo 170)
         # shellcheck disable=SC2086
-        step "sanitize-$tool" timeout 170 "$bin" --tool $tool --error-exitcode 9 --print-limit 1000 \
+        step "sanitize-$tool" timeout "$limit" "$bin" --tool $tool --error-exitcode 9 --print-limit 1000 \
             "$dir/kvspan" check --device cuda --quick ${GPU_ARGS:-}
     done
     race_pairs <"$out/sanitize-racecheck.log"

@@ -15,7 +15,11 @@
 #endif
 
 /* Reserved, not committed: a case touches what it needs. */
-enum { CASE_GIB = 2, FEW_SM = 4 };
+enum {
+    CASE_GIB = 2,
+    FEW_SM = 4,
+    QUICK_FURTHER = 4 /* of so many quick cases one has further runs on a device */
+};
 
 /* NaN as f32, as bf16 in both halves, and as e4m3 in two bytes of four; as an int far out of range.
  */
@@ -610,6 +614,16 @@ static void graph_run(check_case *k, const check_variant *v, const kern_table *t
     }
 }
 
+static void further_runs(check_case *k, const check_variant *v, const kern_table *t, check_result *r)
+{
+    if (k->queue->n_sm > FEW_SM) {
+        few_blocks_run(k, v, t, r);
+    }
+    if (!k->broken && (k->cls->flags & CLASS_STEPS) == 0) {
+        graph_run(k, v, t, r);
+    }
+}
+
 /* Everything but what comes before and after all runs. */
 static void all_runs(check_case *k, const check_variant *v, const kern_table *t, int is_ref,
                      pool *workers, const check_fault *fault, check_result *r)
@@ -635,11 +649,8 @@ static void all_runs(check_case *k, const check_variant *v, const kern_table *t,
     fault_plant(k, fault, FAULT_RERUN);
     same_bytes(k, 0, "the first run's", r);
     check_surroundings(k, r);
-    if (v->place == KERN_CUDA && k->queue->n_sm > FEW_SM) {
-        few_blocks_run(k, v, t, r);
-    }
-    if (v->place == KERN_CUDA && !k->broken && (k->cls->flags & CLASS_STEPS) == 0) {
-        graph_run(k, v, t, r);
+    if (v->place == KERN_CUDA && (!k->quick || k->index % QUICK_FURTHER == 0)) {
+        further_runs(k, v, t, r);
     }
     if (workers != NULL && v->place == KERN_HOST) {
         run_once(k, v, t, workers, r);
