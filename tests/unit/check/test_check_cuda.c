@@ -144,7 +144,7 @@ static void a_kernel_that_is_wrong_with_few_blocks_or_peeks_is_told(void **state
     assert_int_equal(dev_queue_open_cuda(&q, NULL), KVS_OK);
     l.n = 0;
     assert_int_equal(check_run_on(&c, list, 2, (check_filter){"random", 2}, &q, NULL), KVS_OK);
-    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"many rows", 1}, &q, NULL), KVS_OK);
+    assert_int_equal(check_run_on(&c, list, 2, (check_filter){"many rows", 2}, &q, NULL), KVS_OK);
     assert_int_equal(r.n_passed, 1);
     fake.narrow = 1;
     assert_int_equal(check_run_on(&c, list, 2, (check_filter){"random", 2}, &q, NULL), KVS_INTERNAL);
