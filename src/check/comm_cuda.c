@@ -311,14 +311,21 @@ static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, i
     return KVS_OK;
 }
 
+/* Cheap data of which every word differs from exchange to exchange. */
+static uint64_t next_word(uint64_t x)
+{
+    return x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+}
+
 /* New data everywhere, poison where it is to arrive. */
 static void message_fill(message *m, gpu_world *w, uint64_t seed)
 {
     for (int32_t r = 0; r < w->n; r++) {
         for (int32_t k = 0; k < m->spec->n_part; k++) {
             const size_t n = src_bytes(&m->spec->part[k], w->n, m->n_row);
+            uint64_t x = rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), 0);
             for (size_t i = 0; i + 8 <= n; i += 8) {
-                const uint64_t x = rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), i);
+                x = next_word(x);
                 memcpy(m->src[r][k] + i, &x, 8);
             }
             gpu_put(w, r, (void *)(uintptr_t)m->a[r].part[k].src, m->src[r][k], n);
@@ -469,7 +476,11 @@ static void partials_fill(partials *m, gpu_world *w, uint64_t seed)
     const int64_t pairs = (int64_t)m->n_row * LOCAL * w->n;
     for (int32_t r = 0; r < w->n; r++) {
         rng g = rng_init(seed, (uint64_t)r);
-        gen_f32(&g, m->part[r], pairs * DIM, 1.0f);
+        uint64_t x = rng_next(&g);
+        for (int64_t i = 0; i < pairs * DIM; i++) {
+            x = next_word(x);
+            m->part[r][i] = (float)(int32_t)(x >> 32) * 0x1p-31f;
+        }
         gen_f32(&g, m->lse[r], pairs, 6.0f);
         for (int64_t i = 0; i < pairs; i++) {
             const int32_t pick = gen_pick(&g, 5 * SPECIAL);

@@ -9,7 +9,6 @@
 #include "check/roof_cuda.h"
 #include "kern/cuda/cuda.h"
 #include "num/fmt.h"
-#include "kern/exchange.h"
 
 fake_cuda fake;
 
@@ -41,7 +40,7 @@ static void fake_copy(void *dst, const void *src, size_t bytes)
 /* What is only there to be large is not touched. */
 static void fake_fill(void *dst, int byte, size_t bytes)
 {
-    if (bytes > 0 && bytes < (size_t)256 << 20) {
+    if (bytes > 0 && bytes < (size_t)64 << 20) {
         memset(dst, byte, bytes);
     }
 }
@@ -113,6 +112,9 @@ void dev_queue_close(dev_queue *q)
 void dev_queue_sync(dev_queue *q)
 {
     (void)q;
+    if (fake.on_sync != NULL) {
+        fake.on_sync();
+    }
 }
 
 int dev_queue_is_done(dev_queue *q)
@@ -131,7 +133,7 @@ void dev_queue_fail_cuda(dev_queue *q, int cuda_error, const char *what)
 void dev_queue_copy(dev_queue *q, void *dst, const void *src, size_t bytes)
 {
     (void)q;
-    fake_copy(dst, src, bytes);
+    fake_copy(dst, src, bytes < (size_t)64 << 20 ? bytes : 0);
 }
 
 void dev_queue_fill(dev_queue *q, void *dst, int byte, size_t bytes)
@@ -168,64 +170,89 @@ double dev_event_elapsed_us(const dev_event *from, const dev_event *to)
 }
 
 /* What a graph holds: calls of kernels, each with the args that it was launched with. */
-typedef void (*call_fn)(const void *args, dev_queue *q);
-enum { MAX_CALL = 4096, MAX_ARGS = 512 };
-static struct {
-    int32_t on, n;
+enum { MAX_CALL = 4096 };
+typedef struct graph_calls {
+    int32_t n;
     struct {
-        call_fn fn;
-        _Alignas(16) uint8_t args[MAX_ARGS];
+        fake_call fn;
+        void *args;
     } call[MAX_CALL];
-} g_record;
+} graph_calls;
 
-/* Whether the call was recorded, and is not to be made now. */
-static int recorded(call_fn fn, const void *args, size_t bytes)
+static graph_calls *g_record; /* not NULL: calls are recorded */
+
+int fake_recorded(fake_call fn, const void *args, size_t bytes)
 {
-    if (!g_record.on) {
+    if (g_record == NULL) {
         return 0;
     }
-    if (g_record.n < MAX_CALL && bytes <= MAX_ARGS) {
-        g_record.call[g_record.n].fn = fn;
-        memcpy(g_record.call[g_record.n].args, args, bytes);
+    if (g_record->n < MAX_CALL) {
+        void *copy = malloc(bytes);
+        memcpy(copy, args, bytes);
+        g_record->call[g_record->n].fn = fn;
+        g_record->call[g_record->n].args = copy;
     }
-    g_record.n++;
+    g_record->n++;
     return 1;
+}
+
+static int recorded(fake_call fn, const void *args, size_t bytes)
+{
+    return fake_recorded(fn, args, bytes);
+}
+
+static void drop_calls(graph_calls *c)
+{
+    for (int32_t i = 0; i < c->n && i < MAX_CALL; i++) {
+        free(c->call[i].args);
+    }
+    c->n = 0;
 }
 
 kvs_status dev_capture_begin(dev_queue *q, kvs_error *err)
 {
     (void)q;
     (void)err;
-    g_record.on = 1;
-    g_record.n = 0;
+    g_record = malloc(sizeof *g_record);
+    g_record->n = 0;
     return KVS_OK;
 }
 
 kvs_status dev_capture_end(dev_queue *q, dev_graph *g, kvs_error *err)
 {
+    graph_calls *c = g_record;
     (void)q;
-    g_record.on = 0;
-    if (g_record.n > MAX_CALL) {
-        return err_set(err, KVS_LIMIT, "a graph of %d calls", g_record.n);
+    g_record = NULL;
+    if (c->n > MAX_CALL) {
+        const int32_t n = c->n;
+        drop_calls(c);
+        free(c);
+        return err_set(err, KVS_LIMIT, "a graph of %d calls", n);
     }
-    *g = (dev_graph){&fake, 1};
+    *g = (dev_graph){c, 1};
     fake.n_open++;
     return KVS_OK;
 }
 
 void dev_graph_launch(const dev_graph *g, dev_queue *q)
 {
-    (void)g;
-    for (int32_t i = 0; i < g_record.n; i++) {
-        g_record.call[i].fn(g_record.call[i].args, q);
+    graph_calls *c = g->exec;
+    for (int32_t i = 0; i < c->n; i++) {
+        c->call[i].fn(c->call[i].args, q);
     }
-    g_record.n = 0; /* the bench launches many times and looks at nothing */
+    if (!fake.replays) {
+        drop_calls(c); /* the bench launches many times and looks at nothing */
+    }
     fake.n_graph++;
 }
 
 void dev_graph_free(dev_graph *g)
 {
-    fake.n_open -= g->exec != NULL;
+    if (g->exec != NULL) {
+        drop_calls(g->exec);
+        free(g->exec);
+        fake.n_open--;
+    }
     g->exec = NULL;
 }
 
@@ -582,20 +609,4 @@ const kern_variant *cuda_variants(int32_t *n)
 {
     *n = sizeof g_variants / sizeof *g_variants;
     return g_variants;
-}
-
-/* ---- exchanges: not on this device ---- */
-
-void exchange_sm90(const exchange_args *a, int32_t n, dev_queue *q)
-{
-    (void)a;
-    (void)n;
-    dev_queue_fail(q, KVS_UNSUPPORTED, "no exchanges here");
-}
-
-void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)
-{
-    (void)a;
-    (void)n;
-    dev_queue_fail(q, KVS_UNSUPPORTED, "no exchanges here");
 }

@@ -17,9 +17,17 @@ typedef struct fake_cuda {
     int32_t peeks;     /* 1: index_select looks at a row's length while it is launched, and rejects a million */
     int32_t dies;      /* 1: merge fails as a device does */
     void *shared;      /* the last allocation of shared memory not given back */
+    int32_t replays;   /* 1: graphs do all they hold each time they are launched, else the first time */
+    int32_t deaf;      /* 1: exchanges do not notice that ranks differ */
+    int32_t blames;    /* 1: exchanges name ranks that do not differ */
+    void (*on_sync)(void); /* what waiting for a queue does */
     int64_t n_refused; /* args that are not aligned to 16 bytes */
 } fake_cuda;
 
 extern fake_cuda fake;
+
+/* Whether a call of n bytes of args was recorded into a graph, and is not to be made now. */
+typedef void (*fake_call)(const void *args, dev_queue *q);
+int fake_recorded(fake_call fn, const void *args, size_t bytes);
 
 #endif

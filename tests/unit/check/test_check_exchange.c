@@ -1,0 +1,195 @@
+/* The check and the bench of exchanges between devices, driven over a fake device: right ones pass, and moved
+ * bytes, ranks that are not compared and wrong names are told. */
+#include "unit/unit.h"
+
+#include "kvspan/bench.h"
+#include "kvspan/check.h"
+#include "unit/check/fake_cuda.h"
+
+enum { MAX_FAIL = 64 };
+
+typedef struct rows {
+    int n, n_pass, n_skip, n_fail;
+    char fail[MAX_FAIL][512];
+} rows;
+
+static void on_line(void *ctx, const char *text)
+{
+    rows *r = ctx;
+    const int failed = strstr(text, " FAIL ") != NULL;
+    r->n++;
+    r->n_pass += strstr(text, " pass ") != NULL;
+    r->n_skip += strstr(text, " skip ") != NULL;
+    if (failed && r->n_fail < MAX_FAIL) {
+        snprintf(r->fail[r->n_fail], sizeof r->fail[0], "%s", text);
+    }
+    r->n_fail += failed;
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    memset(&fake, 0, sizeof fake);
+    fake.replays = 1;
+    return 0;
+}
+
+static kvs_status run(rows *r, kvs_check_result *total, kvs_error *err)
+{
+    kvs_check_config c = kvs_check_config_default();
+    memset(r, 0, sizeof *r);
+    memset(err, 0, sizeof *err);
+    c.comm = 1;
+    c.quick = 1;
+    c.device = "cuda";
+    c.timeout_ms = 120;
+    c.line = on_line;
+    c.ctx = r;
+    c.result = total;
+    const kvs_status st = kvs_check_run(&c, err);
+    assert_int_equal(fake.n_live, 0);
+    assert_int_equal(fake.n_open, 0);
+    return st;
+}
+
+static int failures_with(const rows *r, const char *a, const char *b)
+{
+    int n = 0;
+    for (int i = 0; i < r->n_fail && i < MAX_FAIL; i++) {
+        n += strstr(r->fail[i], a) != NULL && strstr(r->fail[i], b) != NULL;
+    }
+    return n;
+}
+
+static void right_exchanges_pass(void **state)
+{
+    (void)state;
+    rows r;
+    kvs_check_result total;
+    kvs_error err;
+    if (run(&r, &total, &err) != KVS_OK) {
+        fail_msg("%s", err.text);
+    }
+    /* 4 groups x 2 forms x (4 messages + 2 merges), 2 graphs, 2 groups x 6 faults */
+    assert_int_equal(r.n_pass, 4 * 2 * 6 + 2 + 12);
+    assert_int_equal(r.n_skip, 1); /* NCCL */
+    assert_int_equal(total.n_passed, r.n_pass);
+    assert_int_equal(total.n_failed, 0);
+}
+
+static void a_wrong_byte_is_told(void **state)
+{
+    (void)state;
+    rows r;
+    kvs_check_result total;
+    kvs_error err;
+    fake.wrong = 1;
+    assert_int_equal(run(&r, &total, &err), KVS_INTERNAL);
+    assert_non_null(strstr(err.text, "rows failed; the first: op=queries"));
+    assert_int_equal(failures_with(&r, "op=queries", "byte 3 of"), 8);
+    assert_int_equal(failures_with(&r, "op=candidates", "byte 3 of"), 8);
+    assert_int_equal(failures_with(&r, "op=pieces", "byte 3 of"), 8);
+    assert_int_equal(failures_with(&r, "op=partials_f32", "out, byte 5 of"), 8);
+    assert_int_equal(failures_with(&r, "op=graph", "byte 3 of"), 2);
+    assert_int_equal(failures_with(&r, "op=barrier", ""), 0);
+}
+
+static void ranks_that_are_not_compared_are_told(void **state)
+{
+    (void)state;
+    rows r;
+    kvs_check_result total;
+    kvs_error err;
+    fake.deaf = 1;
+    assert_int_equal(run(&r, &total, &err), KVS_INTERNAL);
+    assert_int_equal(failures_with(&r, "fault=rows", "was told KVS_OK"), 2);
+    assert_int_equal(failures_with(&r, "fault=width", "was told KVS_OK"), 2);
+    assert_int_equal(failures_with(&r, "fault=op", "was told KVS_OK"), 2);
+    assert_int_equal(r.n_fail, 6);
+}
+
+static void a_wrong_name_is_told(void **state)
+{
+    (void)state;
+    rows r;
+    kvs_check_result total;
+    kvs_error err;
+    fake.blames = 1;
+    assert_int_equal(run(&r, &total, &err), KVS_INTERNAL);
+    assert_int_equal(failures_with(&r, "n=3", "was told KVS_PEER \"rank"), r.n_fail);
+    assert_true(r.n_fail >= 2);
+}
+
+static void no_device_is_said(void **state)
+{
+    (void)state;
+    rows r;
+    kvs_check_result total;
+    kvs_error err;
+    fake.absent = 1;
+    assert_int_equal(run(&r, &total, &err), KVS_NODEV);
+}
+
+/* ---- bench ------------------------------------------------------------------------------------- */
+
+typedef struct timed {
+    int n, n_wrong;
+    char name[16][32];
+} timed;
+
+static void on_row(void *ctx, const kvs_bench_row *row)
+{
+    timed *t = ctx;
+    assert_in_range(t->n, 0, 15);
+    snprintf(t->name[t->n++], sizeof t->name[0], "%s", row->name);
+    t->n_wrong += !row->passed;
+    assert_true(row->graph_us > 0.0 && row->gbyte > 0.0);
+    assert_string_equal(row->variant, "p2p");
+}
+
+static void exchanges_are_timed_and_compared(void **state)
+{
+    (void)state;
+    static const int64_t dcp[] = {4};
+    static const int64_t batch[] = {1, 3};
+    static const int64_t heads[] = {8};
+    timed t;
+    kvs_error err;
+    memset(&t, 0, sizeof t);
+    kvs_bench_config c = kvs_bench_config_default();
+    c.op = "exchange";
+    c.device = "cuda";
+    c.dcp = (kvs_bench_axis){dcp, 1};
+    c.batch = (kvs_bench_axis){batch, 2};
+    c.heads = (kvs_bench_axis){heads, 1};
+    c.row = on_row;
+    c.ctx = &t;
+    fake.replays = 0;
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_OK);
+    assert_int_equal(t.n, 6);
+    assert_string_equal(t.name[0], "q/shared");
+    assert_string_equal(t.name[5], "q+partials/shared");
+    assert_int_equal(fake.n_live, 0);
+    assert_int_equal(fake.n_open, 0);
+    fake.wrong = 1;
+    memset(&t, 0, sizeof t);
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INTERNAL);
+    assert_int_equal(t.n_wrong, 6);
+    static const int64_t three[] = {3};
+    c.heads = (kvs_bench_axis){three, 1};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, "3 heads"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(right_exchanges_pass, reset),
+        cmocka_unit_test_setup(a_wrong_byte_is_told, reset),
+        cmocka_unit_test_setup(ranks_that_are_not_compared_are_told, reset),
+        cmocka_unit_test_setup(a_wrong_name_is_told, reset),
+        cmocka_unit_test_setup(no_device_is_said, reset),
+        cmocka_unit_test_setup(exchanges_are_timed_and_compared, reset),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
