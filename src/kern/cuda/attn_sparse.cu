@@ -10,7 +10,7 @@
 #include "kern/cuda/ptx.cuh"
 #include "kern/exp.h"
 
-enum { PACK_THREADS = 256, MERGE_HEADS = 8, MAX_LANE = 8 };
+enum { PACK_THREADS = 256, PACK_IDS = 8, MERGE_HEADS = 8, MAX_LANE = 8 };
 /* Rows of the deterministic mode go through in so many at a time: their partials take 2 KiB a head. */
 enum { WHOLE_ROWS = 64 };
 #define NEG_INF (-__int_as_float(0x7f800000))
@@ -46,7 +46,21 @@ static __device__ void items_write(const pack_params &p, int64_t row, const int3
     }
 }
 
-/* One block per row: ids that name a slot of the pool, in order. */
+/* Eight ids from number e of a row's `total`; -1 past the end. wide: rows begin at multiples of 16 bytes. */
+static __device__ void ids_load(int32_t (&id)[PACK_IDS], const int32_t *slots, int32_t e,
+                                int32_t total, bool wide)
+{
+    if (wide && e + PACK_IDS <= total) {
+        const int4 a = *(const int4 *)(slots + e), b = *(const int4 *)(slots + e + 4);
+        id[0] = a.x, id[1] = a.y, id[2] = a.z, id[3] = a.w;
+        id[4] = b.x, id[5] = b.y, id[6] = b.z, id[7] = b.w;
+        return;
+    }
+    for (int i = 0; i < PACK_IDS; i++)
+        id[i] = e + i < total ? slots[e + i] : -1;
+}
+
+/* One block per row: ids that name a slot of the pool, in order. A thread has eight that follow one another. */
 static __global__ void __launch_bounds__(PACK_THREADS)
     attn_sparse_pack(const __grid_constant__ pack_params p)
 {
@@ -68,38 +82,55 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     __syncthreads();
     const int32_t total = lane_begin[p.n_lane];
     const int32_t *slots = p.slots + row * p.slots_stride;
+    const bool wide = (uintptr_t)slots % 16 == 0;
     int32_t *ids = p.ids + row * p.slots_stride;
     int32_t base = 0, n_bad = 0;
-    for (int32_t e0 = 0; e0 < total; e0 += PACK_THREADS) {
-        const int32_t e = e0 + tid;
-        const int32_t id = e < total ? slots[e] : -1;
-        const bool ok = id >= 0 && id < p.n_slot;
-        const uint32_t vote = __ballot_sync(~0u, ok);
-        n_bad += __syncthreads_count(!ok && id != -1);
-        if (lane == 0)
-            warp_sum[warp] = __popc(vote);
+    for (int32_t e0 = 0; e0 < total; e0 += PACK_THREADS * PACK_IDS) {
+        const int32_t e = e0 + PACK_IDS * tid;
+        int32_t id[PACK_IDS];
+        ids_load(id, slots, e, total, wide);
+        uint32_t ok = 0;
+        for (int i = 0; i < PACK_IDS; i++) {
+            const bool in = id[i] >= 0 && id[i] < p.n_slot;
+            ok |= (uint32_t)in << i;
+            n_bad += !in && id[i] != -1;
+        }
+        int32_t sum = __popc(ok);
+        for (int d = 1; d < 32; d *= 2) {
+            const int32_t v = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? v : 0;
+        }
+        if (lane == 31)
+            warp_sum[warp] = sum;
         __syncthreads();
-        int32_t at = base + __popc(vote & ((1u << lane) - 1));
+        const int32_t before = base;
+        int32_t at = before + sum - __popc(ok);
         for (int w = 0; w < PACK_THREADS / 32; w++) {
             at += w < warp ? warp_sum[w] : 0;
             base += warp_sum[w];
         }
-        if (ok)
-            ids[at] = id;
-        for (int l = 0; l < p.n_lane; l++)
-            if (e == lane_begin[l])
-                lane_at[l] = at;
+        for (int i = 0; i < PACK_IDS; i++)
+            if (ok >> i & 1)
+                ids[at + __popc(ok & ((1u << i) - 1))] = id[i];
+        for (int l = 0; l < p.n_lane; l++) {
+            const int32_t i = lane_begin[l] - e;
+            if (i >= 0 && i < PACK_IDS)
+                lane_at[l] = at + __popc(ok & ((1u << i) - 1));
+        }
+        __syncthreads();
     }
-    __syncthreads();
     if (tid <= p.n_lane && (tid == p.n_lane || lane_begin[tid] >= total))
         lane_at[tid] = base;
     __syncthreads();
     items_write(p, row, lane_at);
-    if (tid == 0 && p.stats != NULL) {
+    n_bad = __reduce_add_sync(~0u, n_bad);
+    if (p.stats == NULL)
+        return;
+    if (lane == 0 && n_bad > 0)
+        atomicAdd((unsigned long long *)&p.stats->n_bad_id, (unsigned long long)n_bad);
+    if (tid == 0) {
         atomicAdd((unsigned long long *)&p.stats->n_key, (unsigned long long)base);
         atomicAdd((unsigned long long *)&p.stats->n_fetched, (unsigned long long)base);
-        if (n_bad > 0)
-            atomicAdd((unsigned long long *)&p.stats->n_bad_id, (unsigned long long)n_bad);
     }
 }
 
@@ -256,7 +287,8 @@ static int n_segment(const attn_args *a)
 
 static int64_t rows_at_once(const attn_args *a, int whole)
 {
-    return whole && a->n_row > WHOLE_ROWS ? WHOLE_ROWS : a->n_row;
+    const int64_t most = whole ? WHOLE_ROWS : SPARSE_ROWS;
+    return a->n_row > most ? most : a->n_row;
 }
 
 struct lay {

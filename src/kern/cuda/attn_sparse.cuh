@@ -9,7 +9,8 @@
  * item_cost for its queries and results and one per tile of 64 keys (1 when it has none); costs are laid end to end, and part p of
  * P takes positions [p W / P, (p + 1) W / P) of the total W, P being at most W. A row cut by a part's end leaves partials,
  * at most two per part: slot 0 of a part holds what began in an earlier one, slot 1 what goes on in the
- * next. Items of the deterministic mode are never cut.
+ * next. Where as many whole items for each part take no longer than such parts with their cuts, nothing is cut.
+ * Items of the deterministic mode never are.
  *
  * Heads are worked on in groups of at most N; the thread blocks of one part, one per group, lie side by
  * side so that they find the rows they share in the L2 cache.
@@ -22,7 +23,8 @@
 enum {
     SPARSE_TILE = 64, /* keys of one tile                                                      */
     SPARSE_VDIM = 512,
-    SPARSE_DIM = 576
+    SPARSE_DIM = 576,
+    SPARSE_ROWS = 1 << 20 /* of one launch: costs add up to less than 2^31 */
 };
 
 struct sparse_params {
@@ -66,12 +68,12 @@ struct sparse_unit {
 
 /* Where a part is in its work. */
 struct sparse_walk {
-    int32_t item;
-    int64_t at;     /* position of the item's first cost */
-    int64_t lo, hi; /* positions of the part             */
+    int32_t item, end; /* items up to `end`                 */
+    int32_t at;        /* position of the item's first cost */
+    int32_t lo, hi;    /* positions of the part             */
 };
 
-__device__ inline int64_t sparse_cost(const sparse_params &p, int32_t n_key)
+__device__ inline int32_t sparse_cost(const sparse_params &p, int32_t n_key)
 {
     return n_key == 0 ? 1 : p.item_cost + (n_key + SPARSE_TILE - 1) / SPARSE_TILE;
 }
@@ -79,8 +81,8 @@ __device__ inline int64_t sparse_cost(const sparse_params &p, int32_t n_key)
 /* The next piece of this part, an empty item included (b1 = 0); 0 at the end. */
 __device__ inline int sparse_next(sparse_walk &w, const sparse_params &p, sparse_unit &u)
 {
-    while (w.item < p.n_item && w.at < w.hi) {
-        const int64_t at = w.at, first = at + p.item_cost;
+    while (w.item < w.end && w.at < w.hi) {
+        const int32_t at = w.at, first = at + p.item_cost;
         u.item = w.item;
         u.n_key = p.count[w.item];
         u.begin = p.begin[w.item];
@@ -95,8 +97,8 @@ __device__ inline int sparse_next(sparse_walk &w, const sparse_params &p, sparse
             }
             continue;
         }
-        u.b0 = (int32_t)(w.lo > first ? w.lo - first : 0);
-        u.b1 = (int32_t)(w.hi - first < u.nb ? w.hi - first : u.nb);
+        u.b0 = w.lo > first ? w.lo - first : 0;
+        u.b1 = w.hi - first < u.nb ? w.hi - first : u.nb;
         if (u.b0 < u.b1)
             return 1;
     }
@@ -104,9 +106,9 @@ __device__ inline int sparse_next(sparse_walk &w, const sparse_params &p, sparse
 }
 
 /* The part that owns a position, total cost w. */
-__device__ inline int32_t sparse_part_of(int64_t at, int64_t w, int32_t n_part)
+__device__ inline int32_t sparse_part_of(int32_t at, int32_t w, int32_t n_part)
 {
-    return (int32_t)(((at + 1) * n_part - 1) / w);
+    return (int32_t)(((int64_t)(at + 1) * n_part - 1) / w);
 }
 
 __device__ inline float sparse_exp2(float x)

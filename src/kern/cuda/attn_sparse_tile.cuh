@@ -22,6 +22,9 @@ enum {
     CONSUMER_REGS = 232
 };
 enum { BAR_MAX = 1, BAR_P = 2, BAR_SUM = 3, BAR_LOOK = 4 /* and 5: of each group */ };
+/* Where a block's shared memory begins: behind the 1 KiB that the driver keeps (the launch makes sure). A number, so
+ * that every address and every operand's description is one, or one addition away from one. */
+#define SMEM    1024u
 #define GROW    8.0f
 #define NEG_INF (-__int_as_float(0x7f800000))
 
@@ -39,21 +42,23 @@ template <int N, int FMT> struct layout {
     static constexpr int p = q + q_bytes, p_bytes = N * SPARSE_TILE * 2;
     static constexpr int ring = p + 2 * p_bytes;
     static constexpr int small =
-        2 * N * 4 + 2 * N * 4 + 2 * N * 4 + 8 * N * 4 + N * 4 + 4 * 512 + 16 + 256;
-    static constexpr int fit = (232448 - 1024 - ring - small) / tile;
+        4 * N * 4 + 2 * N * 4 + N * 4 + 8 * N * 4 + N * 4 + 4 * 512 + 512 + 256;
+    static constexpr int fit = (232448 - ring - small) / tile;
     static constexpr int stages = fit > 4 ? 4 : fit;
     static constexpr int max_at =
-        ring + stages * tile;                         /* int [2][N] maxima, ordered               */
-    static constexpr int ref_at = max_at + 2 * N * 4; /* float [2][N] references                  */
+        ring + stages * tile;                         /* int [2][2][N] maxima, ordered            */
+    static constexpr int ref_at = max_at + 4 * N * 4; /* float [2][N] references                  */
     static constexpr int qs_at = ref_at + 2 * N * 4;  /* float [N] score factors                  */
     static constexpr int sum_at = qs_at + N * 4;      /* float [8][N] row sums by warp            */
     static constexpr int inv_at = sum_at + 8 * N * 4; /* float [N] 1 / row sum, 0: no result      */
-    static constexpr int scale_at = inv_at + N * 4;   /* fp16 [2 pairs][2 tiles][4][64]           */
-    static constexpr int fast_at =
-        scale_at + 4 * 512;                     /* int [2 pairs][2 tiles]                   */
-    static constexpr int bar_at = fast_at + 16; /* full[stages], empty[stages]            */
-    static constexpr int bytes = bar_at + 8 * 2 * stages + 16 + 1024;
-    static_assert(stages >= 2 && bytes + 128 <= 232448, "shared memory");
+    static constexpr int scale_at =
+        inv_at + N * 4; /* fp16 [2 pairs][2 tiles][4 of 128 dims][64], keys as place_of_key */
+    static constexpr int bar_at = scale_at + 4 * 512;       /* full[stages], empty[stages] */
+    static constexpr int free_at = bar_at + 8 * 2 * stages; /* P has been read             */
+    static constexpr int scan_at = free_at + 8;             /* int32 [2 N_WARP + 2]        */
+    static constexpr int unit_at = (scan_at + (2 * N_WARP + 2) * 4 + 15) / 16 * 16;
+    static constexpr int bytes = unit_at + 8 * 64; /* unit_state of each consumer warp */
+    static_assert(stages >= 2 && bytes <= 232448, "shared memory");
 };
 
 /* ---- e4m3 codes to fp16 -------------------------------------------------------------------- */
@@ -94,115 +99,177 @@ static __device__ __forceinline__ uint32_t codes_round(uint32_t h, float s0, flo
     return *(const uint32_t *)&r;
 }
 
-static __device__ __forceinline__ uint32_t half2_twice(float s)
+/* A consumer thread's place in what its block works on, computed once: offsets from a tile's beginning, addresses. */
+struct seat {
+    int thread, group, lane, key; /* key: its first of a tile, the other is 8 further */
+    uint32_t rows;                /* of its first key, at its bytes for the scores     */
+    uint32_t values;              /* of its row and column for value_load              */
+    uint32_t weights;             /* address in its group's tile of P                  */
+    uint32_t scales;              /* address of its first key's scale of 128 dims lane % 4 */
+    uint32_t heads;               /* bytes from a table of floats by head to its heads   */
+};
+
+/* ---- the ring ------------------------------------------------------------------------------ */
+
+/* A tile of the ring, and the parity of its turn. */
+struct ring_at {
+    uint32_t stage, parity;
+};
+
+template <int N, int FMT> static __device__ __forceinline__ ring_at ring_next(ring_at r)
 {
-    const half2 h = __float2half2_rn(s);
-    return *(const uint32_t *)&h;
+    const bool wrap = r.stage + 1 == layout<N, FMT>::stages;
+    return {wrap ? 0 : r.stage + 1, wrap ? r.parity ^ 1 : r.parity};
+}
+
+template <int N, int FMT> static __device__ __forceinline__ uint32_t ring_tile(ring_at r)
+{
+    return SMEM + layout<N, FMT>::ring + r.stage * layout<N, FMT>::tile;
+}
+
+/* The barriers of its arrival and of its being given back. */
+template <int N, int FMT> static __device__ __forceinline__ uint32_t ring_full(ring_at r)
+{
+    return SMEM + layout<N, FMT>::bar_at + 8 * r.stage;
+}
+
+template <int N, int FMT> static __device__ __forceinline__ uint32_t ring_empty(ring_at r)
+{
+    return ring_full<N, FMT>(r) + 8 * layout<N, FMT>::stages;
+}
+
+/* ---- scales -------------------------------------------------------------------------------- */
+
+/* The scales of this lane's two keys of a tile (rows lane / 4 and 8 more of its warp's 16). */
+struct key_scales {
+    float a[4], b[4];
+    uint32_t h[4]; /* both, fp16 */
+};
+
+/* Where the scales of a tile keep a key: a lane t of four finds those of its keys 2t, 2t + 1, 2t + 8 and 2t + 9 of every
+ * 16 side by side. */
+static __device__ __forceinline__ int place_of_key(int key)
+{
+    return key % 8 / 2 * 16 + key / 16 * 4 + key / 8 % 2 * 2 + key % 2;
+}
+
+/* Loads them, keeps them as fp16 for the second product and says, for all four warps, whether every one is a power of
+ * two that fp16 multiplies exactly. fits: whether all of this lane's are at most SCALE_MAX. Keys from nv on count as 1. */
+template <int N, int FMT>
+static __device__ __forceinline__ bool scales_look(key_scales &s, const seat &me, uint32_t rows,
+                                                   int slot, int nv, bool &fits)
+{
+    using L = layout<N, FMT>;
+    const int t = me.lane % 4;
+    uint32_t bits[2][4];
+    bool pow2 = true;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint4 v = lds128(rows - 32 * t + 8 * i * L::row + 512);
+        const bool has = me.key + 8 * i < nv;
+        const uint32_t one = __float_as_uint(1.0f);
+        bits[i][0] = has ? v.x : one, bits[i][1] = has ? v.y : one, bits[i][2] = has ? v.z : one,
+        bits[i][3] = has ? v.w : one;
+        const uint32_t some = bits[i][0] | bits[i][1] | bits[i][2] | bits[i][3];
+        const uint32_t least = min(min(bits[i][0], bits[i][1]), min(bits[i][2], bits[i][3])),
+                       most = max(max(bits[i][0], bits[i][1]), max(bits[i][2], bits[i][3]));
+        pow2 = pow2 && (some & 0x807fffffu) == 0 && least >= __float_as_uint(SCALE_POW2_MIN) &&
+               most <= __float_as_uint(SCALE_POW2_MAX);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        s.a[i] = __uint_as_float(bits[0][i]);
+        s.b[i] = __uint_as_float(bits[1][i]);
+        const half2 h = __floats2half2_rn(s.a[i], s.b[i]);
+        s.h[i] = *(const uint32_t *)&h;
+    }
+    const uint32_t own = t < 2 ? (t == 0 ? s.h[0] : s.h[1]) : (t == 2 ? s.h[2] : s.h[3]);
+    sts16(me.scales + slot * 512, (uint16_t)own);
+    sts16(me.scales + slot * 512 + 2 * (place_of_key(8) - place_of_key(0)), (uint16_t)(own >> 16));
+    const bool fast = named_barrier_all(BAR_LOOK + slot % 2, 128, pow2);
+    fits = true;
+    if (!fast) {
+        float most = 0.0f;
+        bool number = true;
+        for (int i = 0; i < 4; i++) {
+            number = number && s.a[i] == s.a[i] && s.b[i] == s.b[i];
+            most = fmaxf(most, fmaxf(fabsf(s.a[i]), fabsf(s.b[i])));
+        }
+        fits = __all_sync(~0u, number && most <= SCALE_MAX);
+    }
+    return fast;
 }
 
 /* ---- scores -------------------------------------------------------------------------------- */
 
-/* Looks at the scales of this warp's 16 keys of a tile, keeps them as fp16 for the second product and says
- * whether all are powers of two that fp16 multiplies exactly. Keys past n_key count as 1. */
-template <int N, int FMT>
-static __device__ bool scales_look(uint32_t smem, uint32_t tile, int slot, int warp, int lane,
-                                   int nv, bool *fits)
-{
-    using L = layout<N, FMT>;
-    const int t = lane % 4, key = 16 * warp + lane / 4;
-    bool fast = true, fit = true;
-    for (int i = 0; i < 2; i++) {
-        const int k = key + 8 * i;
-        const float s = k < nv ? lds_f(tile + k * L::row + 512 + 4 * t) : 1.0f;
-        const bool pow2 =
-            (__float_as_uint(s) & 0x807fffffu) == 0 && s <= SCALE_POW2_MAX && s >= SCALE_POW2_MIN;
-        fast = fast && pow2;
-        fit = fit && fabsf(s) <= SCALE_MAX;
-        const half h = __float2half_rn(pow2 ? s : 0.0f);
-        sts16(smem + L::scale_at + slot * 512 + (t * 64 + k) * 2, *(const uint16_t *)&h);
-    }
-    *fits = __all_sync(~0u, fit);
-    fast = named_barrier_all(BAR_LOOK + slot % 2, 128, fast);
-    if (warp == 0 && lane == 0)
-        sts32(smem + L::fast_at + slot * 4, fast);
-    return fast;
-}
-
-/* What a lane reads for one group of 64 dims: of its two keys 16 codes and their scale, or 16 values. */
-template <int FMT> struct raw_group {
-    uint32_t a[8], b[8]; /* FP8: four words each */
-    float s0, s1;
+/* What a lane reads at a time of its two keys: 16 codes, enough for two halves of a group of 64 dims, or 8 values, half of
+ * what is enough for one. */
+struct raw_chunk {
+    uint32_t a[4], b[4];
 };
 
-template <int FMT>
-static __device__ __forceinline__ void score_load(raw_group<FMT> &r, uint32_t k0, uint32_t k1,
-                                                  int grp, int t)
+/* Steps i of two times 16 dims, two a group: the chunk a step takes, and where that lies. */
+template <int FMT> static __device__ __forceinline__ constexpr int chunk_of(int i)
 {
-    const bool codes = FMT == SPARSE_FP8 && grp < 8;
-    const uint32_t at = codes ? grp / 2 * 128 + 32 * t + grp % 2 * 16
-                              : (FMT == SPARSE_FP8 ? 528 : grp * 128) + 32 * t;
-    const uint4 x0 = lds128(k0 + at), x1 = lds128(k1 + at);
-    r.a[0] = x0.x, r.a[1] = x0.y, r.a[2] = x0.z, r.a[3] = x0.w;
-    r.b[0] = x1.x, r.b[1] = x1.y, r.b[2] = x1.z, r.b[3] = x1.w;
-    if (codes) {
-        const uint32_t sc = 512 + grp / 2 * 4;
-        r.s0 = lds_f(k0 + sc);
-        r.s1 = lds_f(k1 + sc);
-        return;
-    }
-    const uint4 y0 = lds128(k0 + at + 16), y1 = lds128(k1 + at + 16);
-    r.a[4] = y0.x, r.a[5] = y0.y, r.a[6] = y0.z, r.a[7] = y0.w;
-    r.b[4] = y1.x, r.b[5] = y1.y, r.b[6] = y1.z, r.b[7] = y1.w;
+    return FMT == SPARSE_FP8 && i < 16 ? i / 2 : FMT == SPARSE_FP8 ? i - 8 : i;
 }
 
-/* Half a group as fragments: two steps of 16 dims. */
+/* rows: at the lane's bytes of its first key (seat). */
+template <int N, int FMT>
+static __device__ __forceinline__ void score_load(raw_chunk &r, uint32_t rows, int chunk)
+{
+    using L = layout<N, FMT>;
+    const int at = (FMT == SPARSE_FP8 && chunk >= 8 ? 528 : chunk / 2 * 128) + chunk % 2 * 16;
+    const uint4 x = lds128(rows + at), y = lds128(rows + 8 * L::row + at);
+    r.a[0] = x.x, r.a[1] = x.y, r.a[2] = x.z, r.a[3] = x.w;
+    r.b[0] = y.x, r.b[1] = y.y, r.b[2] = y.z, r.b[3] = y.w;
+}
+
+/* Step i as fragments. */
 template <int FMT, bool FAST>
-static __device__ __forceinline__ void score_half(uint32_t (&f)[2][4], const raw_group<FMT> &r,
-                                                  int grp, int side)
+static __device__ __forceinline__ void score_half(uint32_t (&f)[2][4], const raw_chunk &r,
+                                                  const key_scales &s, int i)
 {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int j = 2 * side + i;
-        if (FMT != SPARSE_FP8 || grp == 8) {
-            f[i][0] = r.a[2 * j];
-            f[i][1] = r.b[2 * j];
-            f[i][2] = r.a[2 * j + 1];
-            f[i][3] = r.b[2 * j + 1];
+    for (int k = 0; k < 2; k++) {
+        const int j = i % 2 * 2 + k, of = i / 4 % 4;
+        if (FMT != SPARSE_FP8 || i >= 16) {
+            f[k][0] = r.a[2 * k];
+            f[k][1] = r.b[2 * k];
+            f[k][2] = r.a[2 * k + 1];
+            f[k][3] = r.b[2 * k + 1];
         } else if (FAST) {
-            const uint32_t h0 = half2_twice(r.s0), h1 = half2_twice(r.s1);
-            f[i][0] = half2_mul(codes_low(r.a[j]), h0);
-            f[i][1] = half2_mul(codes_low(r.b[j]), h1);
-            f[i][2] = half2_mul(codes_high(r.a[j]), h0);
-            f[i][3] = half2_mul(codes_high(r.b[j]), h1);
+            const uint32_t a = __byte_perm(s.h[of], 0, 0x1010), b = __byte_perm(s.h[of], 0, 0x3232);
+            f[k][0] = half2_mul(codes_low(r.a[j]), a);
+            f[k][1] = half2_mul(codes_low(r.b[j]), b);
+            f[k][2] = half2_mul(codes_high(r.a[j]), a);
+            f[k][3] = half2_mul(codes_high(r.b[j]), b);
         } else {
-            f[i][0] = codes_round(codes_low(r.a[j]), r.s0, r.s0);
-            f[i][1] = codes_round(codes_low(r.b[j]), r.s1, r.s1);
-            f[i][2] = codes_round(codes_high(r.a[j]), r.s0, r.s0);
-            f[i][3] = codes_round(codes_high(r.b[j]), r.s1, r.s1);
+            f[k][0] = codes_round(codes_low(r.a[j]), s.a[of], s.a[of]);
+            f[k][1] = codes_round(codes_low(r.b[j]), s.b[of], s.b[of]);
+            f[k][2] = codes_round(codes_high(r.a[j]), s.a[of], s.a[of]);
+            f[k][3] = codes_round(codes_high(r.b[j]), s.b[of], s.b[of]);
         }
     }
 }
 
-/* s = K Q^T of one tile; complete when it returns. */
+/* s = K Q^T of one tile, its first two chunks in r; complete when it returns. */
 template <int N, int FMT, bool FAST>
-static __device__ __forceinline__ void scores(float (&s)[N / 2], uint32_t smem, uint32_t tile,
-                                              int warp, int lane)
+static __device__ __forceinline__ void scores(float (&s)[N / 2], raw_chunk (&r)[2],
+                                              const key_scales &scales, uint32_t rows)
 {
     using L = layout<N, FMT>;
-    const uint32_t k0 = tile + (16 * warp + lane / 4) * L::row, k1 = k0 + 8 * L::row;
     uint32_t f[2][2][4];
-    raw_group<FMT> r;
-    score_load<FMT>(r, k0, k1, 0, lane % 4);
     regs_pin(s);
 #pragma unroll
     for (int i = 0; i < 18; i++) {
-        const int grp = i / 2, side = i % 2;
+        const int grp = i / 2, side = i % 2, chunk = chunk_of<FMT>(i);
         if (i >= 2)
             wgmma_wait<1>();
-        score_half<FMT, FAST>(f[side], r, grp, side);
+        score_half<FMT, FAST>(f[side], r[chunk % 2], scales, i);
         regs_pin(f[side]);
         wgmma_fence();
-        const uint64_t q = wgmma_tile(smem + L::q + grp * N * 128) + 4 * side;
+        const uint64_t q = wgmma_tile(SMEM + L::q + grp * N * 128) + 4 * side;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             if (FMT == SPARSE_FP8 && grp < 8)
@@ -211,76 +278,100 @@ static __device__ __forceinline__ void scores(float (&s)[N / 2], uint32_t smem, 
                 wgmma_rs<N, OPERAND_BF16>(s, f[side][j], q + 2 * j, i + j > 0);
         }
         wgmma_commit();
-        if (side == 1 && grp < 8)
-            score_load<FMT>(r, k0, k1, grp + 1, lane % 4);
+        if (i < 17 && chunk_of<FMT>(i + 1) != chunk && chunk + 2 <= chunk_of<FMT>(17))
+            score_load<N, FMT>(r[chunk % 2], rows, chunk + 2);
     }
     wgmma_wait<0>();
     regs_pin(s);
 }
 
-/* ---- fragments of values ------------------------------------------------------------ */
+/* ---- values -------------------------------------------------------------------------------- */
 
 /* What a lane reads for 16 keys and 128 of this warp group's 256 value dims: two tiles of 64, of which its
  * warp has 16. */
 struct raw_value {
-    uint32_t x[4], y[4]; /* FP8: x alone           */
-    uint32_t h[2];       /* scales of keys 2t, 2t + 1 and 2t + 8, 2t + 9, fp16 pairs */
-    float s[4];          /* the same, f32          */
+    uint32_t x[4], y[4]; /* codes: x alone */
 };
 
-template <int N, int FMT, bool FAST>
-static __device__ __forceinline__ void value_load(raw_value &r, uint32_t smem, uint32_t tile,
-                                                  int slot, int kk, int side, int group, int warp,
-                                                  int lane)
+/* What a consumer has loaded of the values ahead of its products: four steps, which is what a load takes beside
+ * everything else that asks of shared memory. Step i: keys 16 (i / 2) and on, 128 dims i % 2. */
+struct value_ahead {
+    raw_value r[4];
+};
+
+/* tile: of keys, at this lane's place (value_place); kk: which 16 keys; side: which 128 dims. */
+template <int N, int FMT>
+static __device__ __forceinline__ void value_load(raw_value &r, uint32_t tile, int kk, int side)
 {
     using L = layout<N, FMT>;
-    if (FMT != SPARSE_FP8) {
-        const uint32_t at = tile + (16 * kk + lane / 16 * 8 + lane % 8) * L::row +
-                            2 * (256 * group + 128 * side + 16 * warp) + lane / 8 % 2 * 16;
-        ldmatrix4_trans(r.x, at);
-        ldmatrix4_trans(r.y, at + 128);
-        return;
-    }
-    ldmatrix4_trans(r.x, tile + (16 * kk + lane / 8 % 2 * 8 + lane % 8) * L::row + 256 * group +
-                             128 * side + 16 * warp + lane / 16 * 64);
-    const int t = lane % 4, tile128 = 2 * group + side;
-    if (FAST) {
-        const uint32_t sc = smem + L::scale_at + slot * 512 + (tile128 * 64 + 16 * kk + 2 * t) * 2;
-        r.h[0] = lds32(sc);
-        r.h[1] = lds32(sc + 16);
-    } else {
-        const uint32_t sc = tile + (16 * kk + 2 * t) * L::row + 512 + 4 * tile128;
-        r.s[0] = lds_f(sc), r.s[1] = lds_f(sc + L::row), r.s[2] = lds_f(sc + 8 * L::row),
-        r.s[3] = lds_f(sc + 9 * L::row);
-    }
+    ldmatrix4_trans(r.x, tile + 16 * kk * L::row + (FMT == SPARSE_FP8 ? 128 : 256) * side);
+    if (FMT != SPARSE_FP8)
+        ldmatrix4_trans(r.y, tile + 16 * kk * L::row + 256 * side + 128);
 }
 
-template <int FMT, bool FAST>
-static __device__ __forceinline__ void value_fragments(uint32_t (&f)[2][4], const raw_value &r)
+/* The lane's row and column for value_load, from the tile's beginning. */
+template <int N, int FMT>
+static __device__ __forceinline__ uint32_t value_place(int group, int warp, int lane)
 {
+    using L = layout<N, FMT>;
+    return FMT == SPARSE_FP8
+               ? (lane / 8 % 2 * 8 + lane % 8) * L::row + 256 * group + 16 * warp + lane / 16 * 64
+               : (lane / 16 * 8 + lane % 8) * L::row + 2 * (256 * group + 16 * warp) +
+                     lane / 8 % 2 * 16;
+}
+
+/* The scales of a tile's keys in one of the four 128 dims, this lane's: fp16 pairs [16 keys][2t, 2t + 8]. */
+struct value_scales {
+    uint32_t h[8];
+};
+
+template <int N, int FMT>
+static __device__ __forceinline__ void value_scales_load(value_scales &v, int slot, int tile128,
+                                                         int lane)
+{
+    using L = layout<N, FMT>;
+    const uint32_t at = SMEM + L::scale_at + slot * 512 + tile128 * 128 + lane % 4 * 32;
+    const uint4 x = lds128(at), y = lds128(at + 16);
+    v.h[0] = x.x, v.h[1] = x.y, v.h[2] = x.z, v.h[3] = x.w;
+    v.h[4] = y.x, v.h[5] = y.y, v.h[6] = y.z, v.h[7] = y.w;
+}
+
+/* FAST: with the scales in v; else from the tile's rows at `rows`, which are those of 16 keys. */
+template <int N, int FMT, bool FAST>
+static __device__ __forceinline__ void value_fragments(uint32_t (&f)[2][4], const raw_value &r,
+                                                       const value_scales &v, int kk, uint32_t rows,
+                                                       int tile128, int lane)
+{
+    using L = layout<N, FMT>;
     if constexpr (FMT != SPARSE_FP8) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             f[0][j] = r.x[j];
             f[1][j] = r.y[j];
         }
-    } else {
+        return;
+    }
+    float s[4] = {};
+    if (!FAST) {
+        const uint32_t at = rows + lane % 4 * 2 * L::row + 512 + 4 * tile128;
+        s[0] = lds_f(at), s[1] = lds_f(at + L::row), s[2] = lds_f(at + 8 * L::row),
+        s[3] = lds_f(at + 9 * L::row);
+    }
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            /* bytes: key 2t dims 2g, 2g + 1, key 2t + 1 the same */
-            const uint32_t a = __byte_perm(r.x[2 * i], 0, 0x3120),
-                           b = __byte_perm(r.x[2 * i + 1], 0, 0x3120);
-            if (FAST) {
-                f[i][0] = half2_mul(codes_low(a), r.h[0]);
-                f[i][1] = half2_mul(codes_high(a), r.h[0]);
-                f[i][2] = half2_mul(codes_low(b), r.h[1]);
-                f[i][3] = half2_mul(codes_high(b), r.h[1]);
-            } else {
-                f[i][0] = codes_round(codes_low(a), r.s[0], r.s[1]);
-                f[i][1] = codes_round(codes_high(a), r.s[0], r.s[1]);
-                f[i][2] = codes_round(codes_low(b), r.s[2], r.s[3]);
-                f[i][3] = codes_round(codes_high(b), r.s[2], r.s[3]);
-            }
+    for (int i = 0; i < 2; i++) {
+        /* bytes: key 2t dims 2g, 2g + 1, key 2t + 1 the same */
+        const uint32_t a = __byte_perm(r.x[2 * i], 0, 0x3120),
+                       b = __byte_perm(r.x[2 * i + 1], 0, 0x3120);
+        if (FAST) {
+            f[i][0] = half2_mul(codes_low(a), v.h[2 * kk]);
+            f[i][1] = half2_mul(codes_high(a), v.h[2 * kk]);
+            f[i][2] = half2_mul(codes_low(b), v.h[2 * kk + 1]);
+            f[i][3] = half2_mul(codes_high(b), v.h[2 * kk + 1]);
+        } else {
+            f[i][0] = codes_round(codes_low(a), s[0], s[1]);
+            f[i][1] = codes_round(codes_high(a), s[0], s[1]);
+            f[i][2] = codes_round(codes_low(b), s[2], s[3]);
+            f[i][3] = codes_round(codes_high(b), s[2], s[3]);
         }
     }
 }

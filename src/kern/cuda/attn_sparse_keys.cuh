@@ -1,0 +1,151 @@
+/* kern/cuda/attn_sparse_keys.cuh - how a part of the work is found, and its keys copied, by sparse attention's main
+ * kernel (attn_sparse_sm90.cu).
+ */
+#ifndef KVS_KERN_CUDA_ATTN_SPARSE_KEYS_CUH
+#define KVS_KERN_CUDA_ATTN_SPARSE_KEYS_CUH
+
+#include "kern/cuda/attn_sparse_tile.cuh"
+
+/* ---- division of work ---------------------------------------------------------------------- */
+
+/* Every thread of the block: the walk of part `part`, and the total cost. */
+static __device__ sparse_walk walk_begin(const sparse_params &p, int part, int32_t *scan,
+                                         int32_t *total)
+{
+    const int per = (p.n_item + THREADS - 1) / THREADS;
+    const int begin = min((int)threadIdx.x * per, p.n_item), end = min(begin + per, p.n_item);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int32_t own = 0, most = 0;
+    for (int i = begin; i < end; i++) {
+        const int32_t c = sparse_cost(p, p.count[i]);
+        own += c;
+        most = c > most ? c : most;
+    }
+    int32_t sum = own;
+    for (int d = 1; d < 32; d *= 2) {
+        const int32_t v = __shfl_up_sync(~0u, sum, d), m = __shfl_xor_sync(~0u, most, d);
+        most = m > most ? m : most;
+        if (lane >= d)
+            sum += v;
+    }
+    if (lane == 31) {
+        scan[warp] = sum;
+        scan[N_WARP + warp] = most;
+    }
+    __syncthreads();
+    int32_t before = 0, all = 0;
+    for (int i = 0; i < N_WARP; i++) {
+        before += i < warp ? scan[i] : 0;
+        all += scan[i];
+        most = scan[N_WARP + i] > most ? scan[N_WARP + i] : most;
+    }
+    *total = all;
+    sparse_walk w;
+    const int each = (p.n_item + p.n_part - 1) / p.n_part;
+    if (!p.whole && (int64_t)each * most <= all / p.n_part + 1 + p.item_cost) {
+        w.item = min(part * each, p.n_item);
+        w.end = min(w.item + each, p.n_item);
+        w.at = w.lo = 0;
+        w.hi = INT32_MAX;
+        return w;
+    }
+    sum += before;
+    const int32_t n_part = all < p.n_part ? all : p.n_part;
+    const int32_t lo = part < n_part ? (int32_t)((int64_t)all * part / n_part) : all,
+                  hi = part < n_part ? (int32_t)((int64_t)all * (part + 1) / n_part) : all;
+    int32_t at = sum - own, *found = scan + 2 * N_WARP;
+    if (lo >= at && lo < sum) {
+        int i = begin;
+        for (int32_t c; at + (c = sparse_cost(p, p.count[i])) <= lo; at += c)
+            i++;
+        found[0] = i;
+        found[1] = at;
+    }
+    if (threadIdx.x == 0 && lo == all)
+        found[0] = p.n_item;
+    __syncthreads();
+    w.item = found[0];
+    w.end = p.n_item;
+    w.at = found[1];
+    w.lo = lo;
+    w.hi = hi;
+    return w;
+}
+
+/* Asks for the queries of a piece, so that they are near when its turn comes: thread i of
+ * COPIERS. */
+template <int N>
+static __device__ void queries_ask(const sparse_params &p, int64_t row, int head_group, int i)
+{
+    const int head0 = head_group * p.group_heads, n_head = min(p.group_heads, p.n_head - head0);
+    for (int j = i; j < n_head * 9; j += COPIERS)
+        prefetch_l2(p.q + row * p.q_stride_row + (int64_t)(head0 + j / 9) * p.q_stride_head +
+                    j % 9 * 64);
+}
+
+/* ---- keys ---------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ const uint8_t *key_address(const sparse_params &p, int id)
+{
+    return p.kv + (int64_t)(id / SPARSE_TILE) * p.page_stride +
+           (int64_t)(id % SPARSE_TILE) * p.row_stride;
+}
+
+/* The slots of keys at, at + 4, ... and of key `left`; past `last` slot 0, which is not read. */
+static __device__ __forceinline__ void ids_next(int (&id)[4], int &id_left, const int32_t *ids,
+                                                int at, int left, int last)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        id[k] = at + 4 * k < last ? __ldg(ids + at + 4 * k) : 0;
+    id_left = left < last ? __ldg(ids + left) : 0;
+}
+
+/* Warps 8 to 11, 16 rows of a tile each: copies the tiles of every piece into the ring. Eight lanes have a row's
+ * 128 bytes at a time, four rows an instruction, so a lane keeps the addresses of its four rows and nothing is
+ * exchanged; what is left of a row goes row by lane. Rows past the last key become zeros: the products take 64
+ * keys whatever is there, and NaN must not meet a weight of 0. */
+template <int N, int FMT>
+static __device__ void keys_run(const sparse_params &p, sparse_walk w, int head_group)
+{
+    using L = layout<N, FMT>;
+    constexpr int whole = L::key_bytes / 128, rest = L::key_bytes % 128 / 16;
+    static_assert(rest <= 1, "one chunk is left of a row");
+    const int lane = threadIdx.x % 32, first = (threadIdx.x / 32 - 8) * COPY_ROWS;
+    const int own = first + lane / 8, left = first + lane % COPY_ROWS;
+    const uint32_t full = SMEM + L::bar_at, empty = full + 8 * L::stages;
+    const uint32_t ring = SMEM + L::ring + own * L::row + lane % 8 * 16,
+                   ring_left = SMEM + L::ring + left * L::row + whole * 128;
+    uint32_t n_tile = 0;
+    sparse_unit u;
+    while (sparse_next(w, p, u)) {
+        const int64_t row = u.item / p.item_per_row;
+        const int32_t *ids = p.ids + row * p.ids_stride + u.begin;
+        const int last = min(u.n_key, u.b1 * SPARSE_TILE);
+        int id[4], id_left;
+        ids_next(id, id_left, ids, u.b0 * SPARSE_TILE + own, u.b0 * SPARSE_TILE + left, last);
+        if (u.b1 > u.b0)
+            queries_ask<N>(p, row, head_group, threadIdx.x - CONSUMERS);
+        for (int b = u.b0; b < u.b1; b++, n_tile++) {
+            const int nv = last - b * SPARSE_TILE, stage = n_tile % L::stages;
+            const uint8_t *from[4];
+            for (int k = 0; k < 4; k++)
+                from[k] = key_address(p, id[k]) + lane % 8 * 16;
+            const uint8_t *from_left = key_address(p, id_left) + whole * 128;
+            ids_next(id, id_left, ids, (b + 1) * SPARSE_TILE + own, (b + 1) * SPARSE_TILE + left,
+                     last);
+            mbar_wait(empty + 8 * stage, (n_tile / L::stages & 1) ^ 1);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+#pragma unroll
+                for (int i = 0; i < whole; i++)
+                    copy16(ring + stage * L::tile + 4 * k * L::row + 128 * i, from[k] + 128 * i,
+                           own + 4 * k < nv ? 16 : 0);
+            if (rest > 0 && lane < COPY_ROWS)
+                copy16(ring_left + stage * L::tile, from_left, left < nv ? 16 : 0);
+            copy16_arrive(full + 8 * stage);
+        }
+    }
+}
+
+#endif
