@@ -287,7 +287,7 @@ static int n_segment(const attn_args *a)
 
 static int64_t rows_at_once(const attn_args *a, int whole)
 {
-    const int64_t most = whole ? WHOLE_ROWS : SPARSE_ROWS;
+    const int64_t most = whole ? (int64_t)WHOLE_ROWS : (int64_t)SPARSE_ROWS;
     return a->n_row > most ? most : a->n_row;
 }
 
