@@ -4,20 +4,21 @@
 #                                     libraries they load) from a build folder into DIR, a few MB
 #   tools/gpu.sh run DIR [STAGE...]   there: runs the stages, all when none is named, and prints a short
 #                                     table last. Logs, CSV and JSON go to $OUT, or to DIR/out.
-# Stages: info test quick check sanitize bench
+# Stages: info test quick check comm sanitize bench
 #   info      the card and its driver
 #   test      the unit test of devices
 #   quick     kvspan check --device cuda --quick
 #   check     kvspan check --device cuda
+#   comm      kvspan check --comm --device cuda: exchanges between the devices, or over one
 #   sanitize  compute-sanitizer memcheck, racecheck, initcheck and synccheck over the quick check; then the pairs of
 #             instructions that racecheck names, each once, with how often (docs/kernels-hopper.md explains those known)
-#   bench     kvspan bench attn, index and select --device cuda
+#   bench     kvspan bench attn, index, select and exchange --device cuda
 # GPU_ARGS   more options for every check, e.g. "--op attn --variant sm90"
-# GPU_BENCH  which benches to run (attn index select)
+# GPU_BENCH  which benches to run (attn index select exchange)
 set -uo pipefail
 
 usage() {
-    sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,18s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
@@ -90,7 +91,7 @@ sanitize() {
 
 bench() {
     local op
-    for op in ${GPU_BENCH:-attn index select}; do
+    for op in ${GPU_BENCH:-attn index select exchange}; do
         step "bench-$op" "$dir/kvspan" bench "$op" --device cuda --csv "$out/$op.csv"
         [ -s "$out/$op.csv" ] && rows+=("$out/$op.csv")
     done
@@ -104,13 +105,14 @@ run() { # DIR STAGE...
     export LD_LIBRARY_PATH=$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     rows=()
     local stage
-    [ $# -gt 0 ] || set -- info test quick check sanitize bench
+    [ $# -gt 0 ] || set -- info test quick check comm sanitize bench
     for stage in "$@"; do
         case $stage in
         info) step info nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv ;;
         test) step test device_test ;;
         quick) check_step quick 200 --quick ;;
         check) check_step check 300 ;;
+        comm) step comm timeout 200 "$dir/kvspan" check --comm --device cuda ;;
         sanitize) sanitize ;;
         bench) bench ;;
         *) usage ;;

@@ -80,7 +80,8 @@ typedef struct kvs_check_config {
 
     /* Where the kernels run: "cpu" (NULL too) or "cuda", the first device the process sees. There the
      * kernels of the device are checked, in memory that host and device share; selftest and cpu are
-     * refused. */
+     * refused. With comm: exchanges between the devices the process sees, which ranks share where there are
+     * fewer, and NCCL where there are two and NCCL can be loaded. */
     const char *device;
 } kvs_check_config;
 
