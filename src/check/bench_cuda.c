@@ -236,6 +236,8 @@ typedef struct cuda_op {
 
 #define LEN 131072
 #define DS  KVS_KV_FP8_DS_MLA
+#define BF  KVS_KV_BF16
+#define F8  KVS_KV_FP8
 static const cuda_point k_attn[] = {
     /* batch, q, heads, len, topk, dcp, share of -1, rows */
     {128, 2, 128, LEN, 2048, 1, 0.0, DS},   {128, 1, 128, LEN, 2048, 1, 0.0, DS},
@@ -246,6 +248,17 @@ static const cuda_point k_attn[] = {
     {128, 1, 128, LEN, 2048, 1, 0.5, DS},   {128, 1, 128, LEN, 2048, 1, 0.75, DS},
     {128, 1, 128, LEN, 2048, 1, 0.875, DS}, {64, 1, 128, LEN, 2048, 1, 0.875, DS},
     {64, 1, 128, LEN, 2048, 1, 1.0, DS},    {128, 2, 128, LEN, 32768, 1, 0.0, DS},
+    /* topk 0: dense */
+    {128, 1, 128, 4096, 0, 1, 0.0, BF},     {128, 1, 128, 8192, 0, 1, 0.0, BF},
+    {128, 1, 128, 16384, 0, 1, 0.0, BF},    {128, 1, 128, 32768, 0, 1, 0.0, BF},
+    {128, 2, 128, 4096, 0, 1, 0.0, BF},     {128, 2, 128, 8192, 0, 1, 0.0, BF},
+    {128, 2, 128, 16384, 0, 1, 0.0, BF},    {128, 2, 128, 32768, 0, 1, 0.0, BF},
+    {16, 1, 128, 65536, 0, 1, 0.0, BF},     {1, 1, 128, LEN, 0, 1, 0.0, BF},
+    {1, 1, 128, 16384, 0, 1, 0.0, BF},      {64, 1, 16, 65536, 0, 1, 0.0, BF},
+    {1, 1, 16, LEN, 0, 1, 0.0, BF},         {16, 1, 16, 16384, 0, 1, 0.0, BF},
+    {64, 1, 16, 65536, 0, 1, 0.0, F8},      {128, 1, 128, 16384, 0, 1, 0.0, F8},
+    {1, 1, 128, LEN, 0, 1, 0.0, F8},        {128, 1, 128, 16384, 0, 1, 0.0, DS},
+    {16, 1, 128, LEN, 0, 8, 0.0, BF},       {16, 1, 128, LEN, 0, 8, 0.0, F8},
 };
 static const cuda_point k_index[] = {
     {64, 1, 64, LEN, 2048, 1, 0.0, KVS_INDEX_FP8},
@@ -354,20 +367,24 @@ static kvs_status check_point(const cuda_op *op, const cuda_point *p, kvs_error 
     }
     const int attn = op->setup == cuda_setup_attn;
     if (p->batch < 1 || p->q < 1 || (int64_t)p->batch * p->q > 65536 || p->heads < 1 ||
-        p->heads > (attn ? KVS_MAX_HEADS : 64) || p->topk < 1 || p->topk > KVS_MAX_TOPK ||
+        p->heads > (attn ? KVS_MAX_HEADS : 64) || p->topk < (attn ? 0 : 1) || p->topk > KVS_MAX_TOPK ||
         p->len < p->q || p->len > (1 << 22) || !(p->invalid >= 0.0 && p->invalid <= 1.0)) {
         return err_set(err, KVS_INVALID,
                        "bench %s on cuda: batch %d, q %d, heads %d, topk %d, len %" PRId64
-                       ": at most 65536 rows, %d heads, topk 1 to 32768, len q to 4194304",
+                       ": at most 65536 rows, %d heads, topk 1 to 32768 (0 with attn: dense), len q to "
+                       "4194304",
                        op->name, (int)p->batch, (int)p->q, (int)p->heads, (int)p->topk, p->len,
                        attn ? KVS_MAX_HEADS : 64);
     }
     const int dcp_ok = p->dcp == 1 || (attn && (p->dcp == 2 || p->dcp == 4 || p->dcp == 8));
-    const int kv_ok =
-        attn ? p->kv == KVS_KV_FP8_DS_MLA || p->kv == KVS_KV_BF16 : p->kv == KVS_INDEX_FP8;
-    if (!dcp_ok || !kv_ok || (!attn && p->invalid > 0.0)) {
+    const int dense = attn && p->topk == 0;
+    const int kv_ok = attn ? p->kv == KVS_KV_FP8_DS_MLA || p->kv == KVS_KV_BF16 ||
+                                 (dense && p->kv == KVS_KV_FP8)
+                           : p->kv == KVS_INDEX_FP8;
+    if (!dcp_ok || !kv_ok || ((!attn || dense) && p->invalid > 0.0)) {
         return err_set(err, KVS_INVALID, "bench %s on cuda takes %s", op->name,
-                       attn ? "dcp 1, 2, 4 or 8 and rows of fp8_ds_mla or bf16"
+                       dense  ? "dcp 1, 2, 4 or 8, rows of bf16, fp8 or fp8_ds_mla and no invalid"
+                       : attn ? "dcp 1, 2, 4 or 8 and rows of fp8_ds_mla or bf16"
                             : "index keys of fp8, dcp 1 and no invalid");
     }
     return KVS_OK;

@@ -65,6 +65,7 @@ void cuda_case_tile(cuda_case *c, void *dst, int64_t bytes, const void *template
 check_variant cuda_case_variant(const cuda_case *c);
 
 kvs_status cuda_setup_attn(cuda_case *c, kvs_error *err);
+kvs_status cuda_setup_dense(cuda_case *c, kvs_error *err); /* attn with topk 0 */
 kvs_status cuda_setup_index(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_select(cuda_case *c, kvs_error *err);
 

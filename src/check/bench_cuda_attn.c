@@ -314,6 +314,9 @@ static void free_attn(cuda_case *c)
 
 kvs_status cuda_setup_attn(cuda_case *c, kvs_error *err)
 {
+    if (c->p.topk == 0) {
+        return cuda_setup_dense(c, err);
+    }
     attn_bench *s = mem_calloc(1, sizeof *s);
     if (s == NULL) {
         return err_set(err, KVS_NOMEM, "no memory for a case");

@@ -26,7 +26,8 @@ typedef struct attn_expect {
     int32_t n_pick;
     orc_attn *o;    /* [n_row, n_pick] */
     int64_t *n_key; /* [n_row] */
-    uint64_t n_bad_id, n_all_key, n_least_fetched, n_nan;
+    uint64_t n_bad_id, n_all_key, n_least_fetched;
+    uint64_t n_nan, n_nan_row; /* segments with a NaN, and (row, head)s with such a segment */
     int32_t all_heads;  /* every head is picked */
     int32_t spread;     /* data without structure: the norm of a head's error is held, too */
     int32_t clean_only; /* only that nothing but finite values and lse -inf come out */

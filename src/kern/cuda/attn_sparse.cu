@@ -414,13 +414,10 @@ cudaError_t attn_sparse_launch(const attn_args *a, int deterministic, int n_sm, 
     return e;
 }
 
-/* ---- the op -------------------------------------------------------------------------------- */
+/* ---- what it takes -------------------------------------------------------------------------- */
 
-const char *attn_refuses_sm90(const void *args)
+const char *attn_sparse_refuses(const attn_args *a)
 {
-    const attn_args *a = (const attn_args *)args;
-    if (a->slots == NULL)
-        return "attention over a block table has no sm90 kernel: give lists of slots";
     if (a->fmt != KVS_KV_FP8_DS_MLA && a->fmt != KVS_KV_BF16)
         return "sm90 attends rows of fp8_ds_mla and bf16";
     if (a->q_type != KVS_DTYPE_BF16)
@@ -430,32 +427,4 @@ const char *attn_refuses_sm90(const void *args)
     if (a->slots_stride > 32768)
         return "sm90 takes at most 32768 keys a row";
     return NULL;
-}
-
-static void op_enqueue(const attn_args *a, int deterministic, dev_queue *q)
-{
-    if (cuda_refused(q, attn_refuses_sm90(a)) || a->n_row == 0)
-        return;
-    dev_queue_fail_cuda(q, (int)attn_sparse_launch(a, deterministic, q->n_sm, cuda_stream(q)),
-                        "attn_sparse");
-}
-
-void attn_sm90(const attn_args *a, dev_queue *q)
-{
-    op_enqueue(a, 0, q);
-}
-
-void attn_sm90_det(const attn_args *a, dev_queue *q)
-{
-    op_enqueue(a, 1, q);
-}
-
-size_t attn_scratch_sm90(const attn_args *a, const dev_queue *q)
-{
-    return attn_sparse_scratch(a, 0, q->n_sm);
-}
-
-size_t attn_scratch_sm90_det(const attn_args *a, const dev_queue *q)
-{
-    return attn_sparse_scratch(a, 1, q->n_sm);
 }

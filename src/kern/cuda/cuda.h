@@ -22,7 +22,7 @@ extern "C" {
 /* All variants for CUDA (init.c; none.c in a build without). */
 const kern_variant *cuda_variants(int32_t *n);
 
-/* attn_sparse.cu: a row's keys cut by the work, or (det) by lane and segment, bits as kern/attn.h says */
+/* attn_sm90.cu: a row's keys cut by the work, or (det) by lane and segment, bits as kern/attn.h says */
 void attn_sm90(const attn_args *a, dev_queue *q);
 size_t attn_scratch_sm90(const attn_args *a, const dev_queue *q);
 void attn_sm90_det(const attn_args *a, dev_queue *q);
@@ -55,6 +55,7 @@ const char *topk_refuses_sm90(const void *args);
 const char *topk_merge_refuses_sm90(const void *args);
 const char *localise_refuses_sm90(const void *args);
 const char *attn_refuses_sm90(const void *args);
+const char *attn_det_refuses_sm90(const void *args);
 const char *merge_refuses_sm90(const void *args);
 const char *quant_q_refuses_sm90(const void *args);
 const char *index_quant_refuses_sm90(const void *args);

@@ -55,7 +55,7 @@ static void apply_attn_det(kern_table *t)
 
 static const kern_variant g_variants[] = {
     /* the last of an op is the one in use unless another is asked for */
-    {KERN_OP_attn, "sm90_det", 0, apply_attn_det, KERN_CUDA, 0, attn_refuses_sm90, 189, 0.34f},
+    {KERN_OP_attn, "sm90_det", 0, apply_attn_det, KERN_CUDA, 0, attn_det_refuses_sm90, 189, 0.34f},
     {KERN_OP_attn, "sm90", 0, apply_attn, KERN_CUDA, KERN_FREE_ORDER, attn_refuses_sm90, 189, 0.34f},
     SM90_EXACT(merge),    SM90_EXACT(quant_q),     SM90_EXACT(index_quant),
     SM90_EXACT(kv_write), SM90_EXACT(index_write), SM90_EXACT(gather),
