@@ -37,7 +37,6 @@ check_variant check_variant_of(const kern_variant *v)
         .u_p = bf16 || v->place == KERN_CUDA ? 0x1p-8 : 0.0,
         .bf16 = bf16,
         .place = v->place,
-        .free_order = (v->flags & KERN_FREE_ORDER) != 0,
         .dot_u = (double)v->dot_u,
         .key_u = (double)v->key_u,
         .free_order = (v->flags & KERN_FREE_ORDER) != 0,

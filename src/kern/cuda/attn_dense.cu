@@ -27,8 +27,9 @@ static __global__ void __launch_bounds__(COUNT_THREADS)
     attn_dense_count(const __grid_constant__ count_params c)
 {
     const dense_params &p = c.d;
-    const int32_t row = (int32_t)blockIdx.x, len = dense_len(p, row), all = max(p.kv_len[row], 0);
-    const int32_t req = p.row_req[row];
+    const int32_t row = (int32_t)blockIdx.x, len = dense_len(&p.work, row),
+                  all = max(p.work.kv_len[row], 0);
+    const int32_t req = p.work.row_req[row];
     int32_t n = 0;
     for (int32_t b = (int32_t)threadIdx.x; b < dense_tiles(len); b += COUNT_THREADS) {
         const int32_t page = p.table[req * p.table_stride + b];
@@ -45,14 +46,14 @@ static __global__ void __launch_bounds__(COUNT_THREADS)
     if (threadIdx.x != 0)
         return;
     int32_t first = row;
-    while (!dense_begins(p, first))
+    while (!dense_begins(&p.work, first))
         first--;
     bool fetches = true;
     for (int32_t r = first + (row - first) / p.rows * p.rows;
-         r < p.n_row && (r <= row || !dense_begins(p, r)) &&
+         r < p.work.n_row && (r <= row || !dense_begins(&p.work, r)) &&
          (r - first) / p.rows == (row - first) / p.rows;
          r++)
-        fetches = fetches && (r < row ? dense_len(p, r) < len : dense_len(p, r) <= len);
+        fetches = fetches && (r < row ? dense_len(&p.work, r) < len : dense_len(&p.work, r) <= len);
     if (sum > 0)
         atomicAdd((unsigned long long *)&c.stats->n_key, (unsigned long long)sum);
     if (sum > 0 && fetches)
@@ -75,7 +76,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS)
     if (cut.x < 0 || row >= cut.y)
         return;
     const int n = cut.z - part + 1;
-    const int64_t step = 2 * (int64_t)p.span * p.n_head,
+    const int64_t step = 2 * (int64_t)p.work.span * p.n_head,
                   first = step * part + (int64_t)row * p.n_head + head;
     /* of its first part in slot 1, of the others in slot 0 */
     if (threadIdx.x < 32) {
@@ -147,19 +148,19 @@ static void shape_of(int32_t n_head, int32_t per_request, int n_sm, dense_params
     p->n_head = n_head;
     p->n_head_group = (n_head + DENSE_M - 1) / DENSE_M;
     p->heads = (n_head + p->n_head_group - 1) / p->n_head_group;
-    p->span = per_request < 1                ? 1
-              : per_request < DENSE_MAX_SPAN ? per_request
-                                             : (int32_t)DENSE_MAX_SPAN;
+    p->work.span = per_request < 1                ? 1
+                   : per_request < DENSE_MAX_SPAN ? per_request
+                                                  : (int32_t)DENSE_MAX_SPAN;
     const int32_t fit = DENSE_M / p->heads;
-    p->rows = fit < p->span ? fit : p->span;
-    p->n_side = (p->span + p->rows - 1) / p->rows * p->n_head_group;
+    p->rows = fit < p->work.span ? fit : p->work.span;
+    p->n_side = (p->work.span + p->rows - 1) / p->rows * p->n_head_group;
     if (p->n_side > n_sm) {
-        p->span = p->rows;
+        p->work.span = p->rows;
         p->n_side = p->n_head_group;
     }
-    p->n_part = n_sm / p->n_side > 0 ? n_sm / p->n_side : 1;
-    p->n_part = p->n_part < MAX_PART ? p->n_part : (int32_t)MAX_PART;
-    p->item_cost = 2;
+    p->work.n_part = n_sm / p->n_side > 0 ? n_sm / p->n_side : 1;
+    p->work.n_part = p->work.n_part < MAX_PART ? p->work.n_part : (int32_t)MAX_PART;
+    p->work.item_cost = 2;
 }
 
 struct lay {
@@ -168,10 +169,11 @@ struct lay {
 
 static struct lay scratch_lay(const dense_params *p)
 {
-    const size_t line = 255, n = 2 * (size_t)p->n_part * (size_t)p->span * (size_t)p->n_head;
+    const size_t line = 255,
+                 n = 2 * (size_t)p->work.n_part * (size_t)p->work.span * (size_t)p->n_head;
     struct lay l;
     l.cut = 0;
-    l.lse = ((size_t)p->n_part * sizeof(int4) + line) & ~line;
+    l.lse = ((size_t)p->work.n_part * sizeof(int4) + line) & ~line;
     l.out = l.lse + ((n * sizeof(float) + line) & ~line);
     l.bytes = l.out + n * DENSE_VDIM * sizeof(float) + line;
     return l;
@@ -248,7 +250,7 @@ static cudaError_t maps_make(const attn_args *a, int kind, dense_params *p)
 static void params_fill(const attn_args *a, int n_sm, dense_params *p)
 {
     const int32_t n_req = a->n_req > 0 ? a->n_req : 1;
-    p->n_row = a->n_row;
+    p->work.n_row = a->n_row;
     shape_of(a->n_head, (a->n_row + n_req - 1) / n_req, n_sm, p);
     const struct lay l = scratch_lay(p);
     char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
@@ -259,10 +261,10 @@ static void params_fill(const attn_args *a, int n_sm, dense_params *p)
     p->k_scale = a->k_scale;
     p->table = a->table;
     p->table_stride = a->table_stride;
-    p->table_width = a->table_width;
-    p->n_req = a->n_req;
-    p->row_req = a->row_req;
-    p->kv_len = a->kv_len;
+    p->work.table_width = a->table_width;
+    p->work.n_req = a->n_req;
+    p->work.row_req = a->row_req;
+    p->work.kv_len = a->kv_len;
     p->q = (const uint16_t *)a->q;
     p->q_stride_row = a->q_stride_row;
     p->q_stride_head = a->q_stride_head;
@@ -295,9 +297,9 @@ cudaError_t attn_dense_launch(const attn_args *a, int n_sm, cudaStream_t stream)
                           stream);
     if (e == cudaSuccess)
         e = attn_dense_main_launch(p, kind, stream);
-    if (e == cudaSuccess && p.n_part > 1)
-        e = sparse_launch(attn_dense_merge, dim3(p.n_part, p.span * p.n_head), MERGE_THREADS, 0,
-                          true, p, stream);
+    if (e == cudaSuccess && p.work.n_part > 1)
+        e = sparse_launch(attn_dense_merge, dim3(p.work.n_part, p.work.span * p.n_head),
+                          MERGE_THREADS, 0, true, p, stream);
     return e;
 }
 

@@ -57,12 +57,13 @@ template <int THREADS>
 static __device__ dense_walk walk_begin(const dense_params &p, int part, int64_t *scan,
                                         int64_t *total)
 {
-    const int per = (p.n_row + THREADS - 1) / THREADS;
-    const int begin = min((int)threadIdx.x * per, p.n_row), end = min(begin + per, p.n_row);
+    const int per = (p.work.n_row + THREADS - 1) / THREADS;
+    const int begin = min((int)threadIdx.x * per, p.work.n_row),
+              end = min(begin + per, p.work.n_row);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t own = 0;
     for (int r = begin; r < end; r++)
-        own += dense_begins(p, r) ? dense_cost(p, dense_item_at(p, r)) : 0;
+        own += dense_begins(&p.work, r) ? dense_cost(&p.work, dense_item_at(&p.work, r)) : 0;
     int64_t sum = own;
     for (int d = 1; d < 32; d *= 2) {
         const int64_t v = __shfl_up_sync(~0u, sum, d);
@@ -78,14 +79,14 @@ static __device__ dense_walk walk_begin(const dense_params &p, int part, int64_t
         all += scan[i];
     }
     sum += before;
-    const int64_t n_part = all < p.n_part ? all : p.n_part;
-    const int64_t lo = part < n_part ? all * part / n_part : all,
-                  hi = part < n_part ? all * (part + 1) / n_part : all;
+    const int64_t lo = dense_part_begin(&p.work, all, part),
+                  hi = dense_part_begin(&p.work, all, part + 1);
     int64_t at = sum - own;
     if (lo >= at && lo < sum) {
         int r = begin;
         for (;; r++) {
-            const int64_t c = dense_begins(p, r) ? dense_cost(p, dense_item_at(p, r)) : 0;
+            const int64_t c =
+                dense_begins(&p.work, r) ? dense_cost(&p.work, dense_item_at(&p.work, r)) : 0;
             if (at + c > lo)
                 break;
             at += c;
@@ -94,7 +95,7 @@ static __device__ dense_walk walk_begin(const dense_params &p, int part, int64_t
         scan[N_WARP + 1] = at;
     }
     if (threadIdx.x == 0 && lo == all) {
-        scan[N_WARP] = p.n_row;
+        scan[N_WARP] = p.work.n_row;
         scan[N_WARP + 1] = all;
     }
     __syncthreads();
@@ -122,11 +123,11 @@ static __device__ share share_of(const dense_params &p, const dense_unit &u, int
     s.most = 0;
     s.least = 0x7fffffff;
     for (int i = 0; i < s.n; i++) {
-        const int len = dense_len(p, s.row + i);
+        const int len = dense_len(&p.work, s.row + i);
         s.most = max(s.most, len);
         s.least = len > 0 ? min(s.least, len) : s.least;
     }
-    s.req = s.n > 0 ? p.row_req[s.row] : 0;
+    s.req = s.n > 0 ? p.work.row_req[s.row] : 0;
     s.b0 = u.b0;
     s.b1 = min(u.b1, dense_tiles(s.most));
     return s;
@@ -183,7 +184,7 @@ static __device__ void pages_copy(const dense_params &p, dense_walk w, uint32_t 
     const int lane = threadIdx.x % 32;
     uint32_t n_tile = 0;
     dense_unit u;
-    while (dense_next(w, p, u)) {
+    while (dense_next(&w, &p.work, &u)) {
         const share s = share_of(p, u, side);
         if (s.b0 >= s.b1)
             continue;
@@ -230,7 +231,7 @@ static __device__ void queries_run(const dense_params &p, dense_walk w, uint32_t
 {
     uint32_t n_share = 0;
     dense_unit u;
-    while (dense_next(w, p, u)) {
+    while (dense_next(&w, &p.work, &u)) {
         const share s = share_of(p, u, side);
         if (s.b0 >= s.b1)
             continue;
@@ -330,7 +331,7 @@ static __device__ void codes_run(const dense_params &p, dense_walk w, uint32_t s
     uint32_t n = 0, n_raw = 0,
              n_share = 0; /* tiles; pages that have come by buffer, a bit each; shares */
     dense_unit u;
-    while (dense_next(w, p, u)) {
+    while (dense_next(&w, &p.work, &u)) {
         const share s = share_of(p, u, side);
         if (s.b0 >= s.b1)
             continue;

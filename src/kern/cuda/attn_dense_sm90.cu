@@ -516,7 +516,7 @@ static __device__ __forceinline__ float row_factor(const dense_params &p, const 
     *len = 0;
     if (r >= s.n || h >= n_head)
         return 0.0f;
-    *len = dense_len(p, s.row + r);
+    *len = dense_len(&p.work, s.row + r);
     return p.q_scale == NULL
                ? p.scale_log2
                : p.scale_log2 * p.q_scale[(int64_t)(s.row + r) * p.n_head + head0 + h];
@@ -536,15 +536,13 @@ static __device__ __forceinline__ void consumers_run(const dense_params &p, dens
     uint32_t n_tile = 0, n_share = 0;
     int4 goes_on = make_int4(-1, 0, 0, 0);
     dense_unit u;
-    while (dense_next(w, p, u)) {
+    while (dense_next(&w, &p.work, &u)) {
         const share s = share_of(p, u, side);
         target t;
         t.partial = u.nb > 0 && (u.b0 > 0 || u.b1 < u.nb);
-        t.slot = (2 * (int64_t)part + (u.b0 == 0)) * p.span * p.n_head;
+        t.slot = (2 * (int64_t)part + (u.b0 == 0)) * p.work.span * p.n_head;
         if (t.partial && u.b0 == 0) /* w.at: the position behind the item */
-            goes_on =
-                make_int4(u.item.row, u.item.n,
-                          dense_part_of(w.at - 1, total, (int)min(total, (int64_t)p.n_part)), 0);
+            goes_on = make_int4(u.item.row, u.item.n, dense_part_of(&p.work, total, w.at - 1), 0);
         if (s.n <= 0)
             continue;
         if (s.b0 >= s.b1) {
@@ -630,8 +628,8 @@ template <int KIND> static cudaError_t main_launch(const dense_params &p, cudaSt
         attn_dense_main<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
     if (e != cudaSuccess)
         return e;
-    return sparse_launch(attn_dense_main<KIND>, dim3(p.n_part * p.n_side), budget<KIND>::threads,
-                         SMEM_BYTES, true, p, stream);
+    return sparse_launch(attn_dense_main<KIND>, dim3(p.work.n_part * p.n_side),
+                         budget<KIND>::threads, SMEM_BYTES, true, p, stream);
 }
 
 cudaError_t attn_dense_main_launch(const dense_params &p, int kind, cudaStream_t stream)
