@@ -225,7 +225,7 @@ static __device__ void pages_copy(const dense_params &p, dense_walk w, uint32_t 
     }
 }
 
-/* Warps 9 to 11, or 8 to 11: queries. */
+/* Warps 9 to 11, with bf16 rows: queries. */
 static __device__ void queries_run(const dense_params &p, dense_walk w, uint32_t smem, int side,
                                    int head0, int n_head)
 {

@@ -324,11 +324,13 @@ static __device__ __forceinline__ void free_arrive(const consumer &c, uint32_t n
         mbar_arrive(c.smem + AT_FREE + (n & 1) * N_FREE * 8 + 8 * what);
 }
 
-/* Waits for the first column of tile n, of keys from `base` on; whether not all rows attend it whole, and then
- * the tile is made fit for that. */
+/* Waits for the first column of tile n, of keys from `base` on. WHOLE where all rows attend it whole; else it is made
+ * fit for those that do not, and its keys are returned: 64, or 0 of a page that does not exist. (Read here: behind the
+ * scores the place may hold the next tile's.) */
+enum { WHOLE = -1 };
 template <int KIND>
-static __device__ __forceinline__ bool tile_begin(const consumer &c, const share &s, uint32_t n,
-                                                  int base)
+static __device__ __forceinline__ int tile_begin(const consumer &c, const share &s, uint32_t n,
+                                                 int base)
 {
     const int buf = n & 1;
     const uint32_t full = c.smem + AT_FULL + buf * N_COL * 8, parity = n / 2 & 1;
@@ -336,19 +338,18 @@ static __device__ __forceinline__ bool tile_begin(const consumer &c, const share
     const int limit = (int)lds32(c.smem + AT_LIMIT + 4 * buf);
     const int lo = min(limit, s.least - base), hi = min(limit, s.most - base);
     if (lo >= DENSE_TILE)
-        return false;
+        return WHOLE;
 #pragma unroll 1
     for (int i = 0; i < N_COL; i++)
         mbar_wait(full + 8 * i, parity);
     tile_clean(c.smem + AT_K + buf * TILE_BYTES, c.smem + AT_POISON + 4 * 64 * c.group, max(lo, 0),
                hi, c.warp, c.lane, c.group);
-    return true;
+    return limit;
 }
 
-static __device__ __forceinline__ void tile_mask(const consumer &c, float (&s)[32], uint32_t n,
+static __device__ __forceinline__ void tile_mask(const consumer &c, float (&s)[32], int limit,
                                                  int base)
 {
-    const int limit = (int)lds32(c.smem + AT_LIMIT + 4 * (n & 1));
     scores_mask(s, c.smem + AT_POISON + 4 * 64 * c.group, min(limit, c.nx - base),
                 min(limit, c.ny - base), c.lane % 4);
 }
@@ -363,7 +364,7 @@ static __device__ __forceinline__ void left_run(consumer &c, const share &sh, ui
 {
     float s[32];
     uint32_t mine[16], other[16];
-    bool edge = tile_begin<KIND>(c, sh, n, sh.b0 * DENSE_TILE);
+    int keys = tile_begin<KIND>(c, sh, n, sh.b0 * DENSE_TILE);
     scores_issue<KIND, 0, N_COL>(s, c.smem + AT_Q, TILE_OF(c, n), FULL_OF(c, n), PARITY_OF(n));
     wgmma_commit();
     for (int b = sh.b0; b < sh.b1; b += 2, n += 2) {
@@ -374,8 +375,8 @@ static __device__ __forceinline__ void left_run(consumer &c, const share &sh, ui
         if (!more && c.lane == 0)
             mbar_arrive(c.smem + AT_QFREE);
         scores_scale(s, c.f);
-        if (edge)
-            tile_mask(c, s, n, b * DENSE_TILE);
+        if (keys != WHOLE)
+            tile_mask(c, s, keys, b * DENSE_TILE);
         const two alpha = weights(s, mine, c.ref, c.l);
         weights_give(c.smem, c.smem + AT_REF, mine, c.ref, c.tid);
         bar_arrive(BAR_LEFT + c.warp, 64);
@@ -402,7 +403,7 @@ static __device__ __forceinline__ void left_run(consumer &c, const share &sh, ui
             free_arrive(c, n + 1, FREE_LEFT);
             break;
         }
-        edge = tile_begin<KIND>(c, sh, n + 2, (b + 2) * DENSE_TILE);
+        keys = tile_begin<KIND>(c, sh, n + 2, (b + 2) * DENSE_TILE);
         scores_issue<KIND, 0, 1>(s, c.smem + AT_Q, TILE_OF(c, n + 2), FULL_OF(c, n + 2),
                                  PARITY_OF(n + 2));
         wgmma_commit();
@@ -435,7 +436,7 @@ static __device__ __forceinline__ void right_run(consumer &c, const share &sh, u
     int b = sh.b0;
     for (; b + 1 < sh.b1; b += 2, n += 2) {
         float s[32];
-        const bool edge = tile_begin<KIND>(c, sh, n + 1, (b + 1) * DENSE_TILE);
+        const int keys = tile_begin<KIND>(c, sh, n + 1, (b + 1) * DENSE_TILE);
         scores_issue<KIND, 0, N_COL>(s, c.smem + AT_Q, TILE_OF(c, n + 1), FULL_OF(c, n + 1),
                                      PARITY_OF(n + 1));
         wgmma_commit();
@@ -446,8 +447,8 @@ static __device__ __forceinline__ void right_run(consumer &c, const share &sh, u
         if (b + 3 >= sh.b1 && c.lane == 0)
             mbar_arrive(c.smem + AT_QFREE);
         scores_scale(s, c.f);
-        if (edge)
-            tile_mask(c, s, n + 1, (b + 1) * DENSE_TILE);
+        if (keys != WHOLE)
+            tile_mask(c, s, keys, (b + 1) * DENSE_TILE);
         const two alpha = weights(s, mine, c.ref, c.l);
         weights_give(c.smem, c.smem + AT_REF + 4 * 64, mine, c.ref, c.tid);
         bar_arrive(BAR_RIGHT + c.warp, 64);
