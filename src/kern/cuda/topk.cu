@@ -324,12 +324,13 @@ __global__ void __launch_bounds__(SEL_TEAM) topk_merge_kernel(const __grid_const
 
 enum { STEP_COLUMN = 8192 };
 
-/* Local indices to positions. */
+/* Local indices to positions; counts the keys past the table, which no range of columns has. */
 __global__ void position_kernel(const __grid_constant__ index_select_args a)
 {
     const int64_t n = (int64_t)a.in.n_row * a.k;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x) {
+    const int64_t wide = (int64_t)a.in.table_width * KVS_PAGE_TOKENS;
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (int64_t i = first; i < n; i += (int64_t)gridDim.x * blockDim.x) {
         if (a.list_id[i] >= 0) {
             shard_geom g;
             g.n = a.dcp;
@@ -339,6 +340,13 @@ __global__ void position_kernel(const __grid_constant__ index_select_args a)
             l.v = a.list_id[i];
             a.list_id[i] = (int32_t)shard_pos(g, l).v;
         }
+    }
+    unsigned long long n_bad = 0;
+    for (int64_t i = first; i < a.in.n_row; i += (int64_t)gridDim.x * blockDim.x) {
+        n_bad += (unsigned long long)max((int64_t)0, a.in.kv_len[i] - wide);
+    }
+    if (n_bad > 0 && a.in.n_bad_id != NULL) {
+        atomicAdd((unsigned long long *)a.in.n_bad_id, n_bad);
     }
 }
 
