@@ -17,7 +17,7 @@ typedef struct alignas(16) store_shared {
 template <int NH> constexpr size_t store_smem()
 {
     return 1024 + (size_t)STORE_ROWS * NH * 128 + (size_t)STORE_STAGE * IX_STAGE +
-           sizeof(float) * STORE_ROWS * 4 * ix_w_stride<NH>() + sizeof(store_shared);
+           sizeof(uint32_t) * STORE_ROWS * ix_w_word<NH>() + sizeof(store_shared);
 }
 
 /* Scores of the block's share, to memory. */
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
     uint8_t *q = raw + (1024 - (ptx_shared(raw) & 1023)) % 1024;
     uint8_t *stage = q + STORE_ROWS * NH * 128;
     store_shared *s = (store_shared *)(stage + STORE_STAGE * IX_STAGE);
-    float *w = (float *)(s + 1);
+    uint32_t *w = (uint32_t *)(s + 1);
     const int32_t tid = threadIdx.x;
     ix_ring_init(&s->ring);
     ix_find(a, STORE_ROWS, true, &s->share, s->warp);
@@ -38,11 +38,16 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
         ix_produce(a, STORE_ROWS, true, share, &s->ring, stage, STORE_STAGE);
         return;
     }
-    const int32_t wg = tid / 128;
     int64_t at = share.begin;
     int64_t base = share.base;
     int32_t row = share.row;
-    int64_t done = 0; /* tiles of earlier pieces */
+    int32_t it = tid / 128; /* the warpgroup's next tile, of those of the share */
+    int32_t done = 0;       /* tiles of earlier pieces                          */
+    ix_place place = {tid / 128, 0};
+    const uint32_t q_tile = ix_tile(q);
+    const uint32_t ring_at = ptx_shared(&s->ring);
+    const uint32_t stage_at = ptx_shared(stage);
+    const ix_lane lane = ix_lane_of(tid);
     while (at < share.end) {
         const ix_group g = ix_group_at(a, row, STORE_ROWS, true);
         const int32_t t0 = (int32_t)(at - base);
@@ -50,31 +55,20 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
         ix_team_sync();
         ix_load_q<NH>(a, g, q, w);
         ix_team_sync();
-        for (int32_t t = t0 + wg; t < t1; t += IX_N_WG) {
-            const int64_t it = done + t - t0;
-            const int32_t slot = (int32_t)(it % STORE_STAGE);
-            mbar_wait(ptx_shared(&s->ring.full[slot]), (uint32_t)(it / STORE_STAGE) & 1);
-            const bool ok = s->ring.ok[slot] != 0;
-            ix_keys k = {};
+        for (; it < done + t1 - t0; it += IX_N_WG) {
+            ix_keys k;
+            const bool ok = ix_take(ring_at, stage_at, &place, STORE_STAGE, lane, &k);
+            float score[ix_n_own<STORE_ROWS>()];
             if (ok) {
-                k = ix_load_keys(stage + slot * IX_STAGE, tid);
+                ix_score<NH, STORE_ROWS>(k, q_tile, w + ix_w_at<NH>(tid), g.n, tid, score);
             }
-            __syncwarp();
-            if (tid % 32 == 0) {
-                mbar_arrive(ptx_shared(&s->ring.empty[slot]));
-            }
-            const int64_t col = (int64_t)t * 64 + ix_token(tid);
-            for (int32_t r = 0; r < g.n; r++) {
-                float score = -INFINITY;
-                if (ok) {
-                    score = ix_score<NH>(k, wgmma_tile(ptx_shared(q + r * NH * 128)),
-                                         w + r * 4 * ix_w_stride<NH>(), tid);
-                }
-                if (a.col_begin + col >= a.kv_len[g.row + r]) {
-                    score = -INFINITY;
-                }
-                if (tid % 4 < 2 && a.col_begin + col < a.col_end) {
-                    a.score[(g.row + r) * a.score_stride + col] = score;
+            const int64_t col = (int64_t)(t0 + it - done) * 64 + ix_token(tid);
+#pragma unroll
+            for (int j = 0; j < ix_n_own<STORE_ROWS>(); j++) {
+                const int32_t r = ix_own<STORE_ROWS>(tid) + j;
+                if (r < g.n && a.col_begin + col < a.col_end) {
+                    const bool in = ok && a.col_begin + col < a.kv_len[g.row + r];
+                    a.score[(g.row + r) * a.score_stride + col] = in ? score[j] : -INFINITY;
                 }
             }
         }
@@ -83,6 +77,14 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
         base += g.n_tile;
         row += g.n;
     }
+}
+
+/* A NaN stays one. */
+static __device__ __forceinline__ float relu(float x)
+{
+    float y;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* f32 keys: a block has 64 keys of one row; thread (key, half) sums the even or the odd heads. */
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(F32_THREADS)
                         p.w = __fmaf_rn(x[j].w, y[j].w, p.w);
                     }
                     const float dot = __fadd_rn(__fadd_rn(p.x, p.z), __fadd_rn(p.y, p.w));
-                    sum = __fmaf_rn(ix_relu(dot), a.w[row * a.n_head + h + half], sum);
+                    sum = __fmaf_rn(relu(dot), a.w[row * a.n_head + h + half], sum);
                 }
             }
             if (half == 1) {

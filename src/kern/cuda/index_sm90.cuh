@@ -3,16 +3,17 @@
  * One block per multiprocessor: four warpgroups that multiply and one warp that copies. A work item is a
  * tile of 64 keys (one page) against a group: up to R neighbouring rows of one request. The tiles of all
  * groups, laid end to end, are cut into equal ranges, one per block (ix_find). The copying warp brings
- * whole pages (8448 bytes, one bulk copy each) into a ring; tile i of a piece goes to warpgroup i mod 4.
+ * whole pages (8448 bytes, one bulk copy each) into a ring; tile i of the range goes to warpgroup i mod 4.
  *
  * A page lies unswizzled, so keys are the A operand from registers: thread t of a quad takes 32
  * consecutive bytes of its two keys by 16-byte loads, and the query (B operand, in shared memory) is laid
  * out with the same permutation of the 128 dimensions. One m64nNk32 product per 32 dimensions, N = heads
  * rounded up to 8, 16, 32 or 64; what lies past n_head is a zero query of weight zero.
  *
- * Order of a score, whatever the company: four products into one accumulator, then per thread a chain of
- * fma over heads 8j + 2t and one over 8j + 2t + 1, their sum, then (t0 + t1) + (t2 + t3), times k_scale.
- * max(0, x) keeps NaN. Tokens of a page outside the pool score nothing and are counted.
+ * Order of a score, whatever the company: four products into one accumulator, rounded to bf16 with what is below
+ * 0 as 0, times the weights as two bf16 each by tensor cores that add in f32, 16 heads a step; the sum of the
+ * weights' leading parts plus that of the rest, times k_scale. A NaN stays one, and stays with its row and key.
+ * Tokens of a page outside the pool score nothing and are counted.
  */
 #ifndef KVS_KERN_CUDA_INDEX_SM90_CUH
 #define KVS_KERN_CUDA_INDEX_SM90_CUH
@@ -24,9 +25,9 @@
 #include "num/kvfmt.h"
 
 enum {
-    IX_TEAM = 512,             /* threads that multiply: four warpgroups   */
+    IX_N_WG = 4, /* warpgroups that multiply                 */
+    IX_TEAM = 128 * IX_N_WG,
     IX_THREADS = IX_TEAM + 32, /* and the copying warp                     */
-    IX_N_WG = 4,
     IX_STAGE = INDEX_PAGE_BYTES_FP8,
     IX_MAX_STAGE = 16,
     IX_BAR = 1 /* named barrier of the team                */
@@ -45,11 +46,9 @@ static __device__ __forceinline__ bool ix_team_any(bool mine)
     return named_barrier_any<IX_BAR, IX_TEAM>(mine);
 }
 
-static __device__ __forceinline__ float ix_relu(float x)
+static __device__ __forceinline__ void prefetch_l1(const void *p)
 {
-    float y;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-    return y;
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
 }
 
 /* ---- work -------------------------------------------------------------------------------------- */
@@ -105,13 +104,19 @@ static __device__ __forceinline__ int64_t ix_busy(int64_t n_all)
 static __device__ __forceinline__ int64_t ix_cut(int64_t n_all, int64_t block)
 {
     const int64_t busy = ix_busy(n_all);
-    return block >= busy ? n_all : n_all * block / busy;
+    if (block >= busy) {
+        return n_all;
+    }
+    /* a division of 64 bits is long code */
+    const int64_t all = n_all * block;
+    return all <= UINT32_MAX ? (uint32_t)all / (uint32_t)busy : all / busy;
 }
 
 /* The block that works on a tile: the one whose range holds it. */
 static __device__ inline int32_t ix_block_of(int64_t n_all, int64_t tile)
 {
-    int64_t c = tile * ix_busy(n_all) / n_all;
+    /* nearly, and then exactly: no division of 64 bits, which is long code */
+    int64_t c = (int64_t)(__fdividef((float)tile, (float)n_all) * (float)ix_busy(n_all));
     while (ix_cut(n_all, c + 1) <= tile) {
         c++;
     }
@@ -140,6 +145,10 @@ static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t m
     const int32_t n_warp = IX_THREADS / 32;
     const bool one_pass = a.n_row <= IX_THREADS; /* a thread has one row or none */
     int64_t sum = 0;
+    if (tid < a.n_row) { /* what the groups are made of comes at once, not one after the other */
+        prefetch_l1(&a.kv_len[tid]);
+    }
+#pragma unroll 1
     for (int64_t i = tid; i < a.n_row; i += IX_THREADS) {
         sum +=
             ix_is_start(a, (int32_t)i, most) ? ix_group_at(a, (int32_t)i, most, fixed).n_tile : 0;
@@ -230,48 +239,57 @@ static __device__ inline int64_t ix_pairs(const index_score_args &a, const ix_gr
     return n;
 }
 
+/* What the copying warp counts. */
+typedef struct ix_tally {
+    int64_t n_key, n_bad;
+} ix_tally;
+
+/* The page of tile t of a group, which its lane looks up; -1 where there is none. Counts the tile's keys. */
+static __device__ __forceinline__ int64_t ix_page(const index_score_args &a, const ix_group &g,
+                                                  int32_t t, int32_t t1, bool fixed,
+                                                  ix_tally *tally)
+{
+    if (t >= t1) {
+        return -1;
+    }
+    const int64_t i_page = (fixed ? a.col_begin / 64 : 0) + (int64_t)t;
+    const int64_t pairs = ix_pairs(a, g, i_page * 64, fixed);
+    const bool known = g.req >= 0 && i_page < a.table_width;
+    int64_t page = -1;
+    if (known && pairs > 0) {
+        page = a.table[(int64_t)g.req * a.table_stride + i_page];
+        page = page >= a.n_page ? -1 : page;
+    }
+    if (page >= 0) {
+        tally->n_key += pairs;
+    } else if (fixed || known) {
+        tally->n_bad += pairs;
+    }
+    return page;
+}
+
 /* The copying warp: brings every page of the share and counts keys. */
 static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_t most, bool fixed,
                                                const ix_share &s, ix_ring *ring, uint8_t *stage,
                                                int32_t n_stage)
 {
     const int32_t lane = threadIdx.x % 32;
-    const int64_t first_page = fixed ? a.col_begin / 64 : 0;
-    int64_t n_bad = 0;
-    int64_t n_key = 0;
+    const uint8_t *keys = a.keys;
+    const int64_t page_stride = a.page_stride;
+    ix_tally tally = {0, 0};
     int64_t at = s.begin;
     int64_t base = s.base;
     int32_t row = s.row;
     int32_t slot = 0;
     uint32_t phase = 1;
-    /* keys past the table, or of a request that is none, have no tile: every block counts some rows */
-    for (int32_t r = (int32_t)blockIdx.x * 32 + lane; !fixed && r < a.n_row; r += (int32_t)gridDim.x * 32) {
-        const bool known = a.row_req[r] >= 0 && a.row_req[r] < a.n_req;
-        n_bad += max((int64_t)0, a.kv_len[r] - (known ? (int64_t)a.table_width * 64 : 0));
-    }
     while (at < s.end) {
         const ix_group g = ix_group_at(a, row, most, fixed);
         const int32_t t1 = (int32_t)min((int64_t)g.n_tile, s.end - base);
-        const int32_t *table = g.req < 0 ? NULL : a.table + (int64_t)g.req * a.table_stride;
         int32_t t = (int32_t)(at - base);
+        int64_t page = ix_page(a, g, t + lane, t1, fixed, &tally);
         while (t < t1) {
-            /* a lane looks up the page of one tile */
-            const int64_t i_page = first_page + t + lane;
-            int64_t page = -1;
-            if (t + lane < t1) {
-                const int64_t pairs = ix_pairs(a, g, i_page * 64, fixed);
-                if (table != NULL && i_page < a.table_width) {
-                    page = pairs > 0 ? table[i_page] : -1;
-                }
-                page = page >= a.n_page ? -1 : page;
-                if (page >= 0) {
-                    n_key += pairs;
-                } else if (fixed || (g.req >= 0 && i_page < a.table_width)) {
-                    n_bad += pairs;
-                }
-            }
+            const int64_t next = ix_page(a, g, t + 32 + lane, t1, fixed, &tally);
             const int32_t n = min(32, t1 - t);
-#pragma unroll 1
             for (int32_t j = 0; j < n; j++) {
                 const int64_t p = __shfl_sync(~0u, page, j);
                 if (lane == 0) {
@@ -280,8 +298,7 @@ static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_
                     if (p >= 0) {
                         mbar_expect(ptx_shared(&ring->full[slot]), IX_STAGE);
                         copy_bulk(ptx_shared(stage + (int64_t)slot * IX_STAGE),
-                                  a.keys + p * a.page_stride, IX_STAGE,
-                                  ptx_shared(&ring->full[slot]));
+                                  keys + p * page_stride, IX_STAGE, ptx_shared(&ring->full[slot]));
                     } else {
                         mbar_arrive(ptx_shared(&ring->full[slot]));
                     }
@@ -292,14 +309,21 @@ static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_
                     phase ^= 1;
                 }
             }
+            page = next;
             t += n;
         }
         at = base + t1;
         base += g.n_tile;
         row += g.n;
     }
-    n_key = ix_warp_scan(n_key);
-    n_bad = ix_warp_scan(n_bad);
+    /* keys past the table, or of a request that is none, have no tile: every block counts some rows */
+    for (int32_t r = (int32_t)blockIdx.x * 32 + lane; !fixed && r < a.n_row;
+         r += (int32_t)gridDim.x * 32) {
+        const bool known = a.row_req[r] >= 0 && a.row_req[r] < a.n_req;
+        tally.n_bad += max((int64_t)0, a.kv_len[r] - (known ? (int64_t)a.table_width * 64 : 0));
+    }
+    const int64_t n_key = ix_warp_scan(tally.n_key);
+    const int64_t n_bad = ix_warp_scan(tally.n_bad);
     if (lane == 31) {
         if (a.n_key != NULL && n_key > 0) {
             atomicAdd((unsigned long long *)a.n_key, (unsigned long long)n_key);
@@ -312,15 +336,41 @@ static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_
 
 /* ---- queries ----------------------------------------------------------------------------------- */
 
-/* Floats of one row's weights in shared memory: those of thread t of a quad begin at t * stride. */
-template <int NH> static __device__ __host__ constexpr int ix_w_stride()
+/* Steps of 16 heads of the product with the weights. */
+template <int NH> static __device__ __host__ constexpr int ix_n_step()
 {
-    return NH / 4 + (NH == 8 ? 2 : 4);
+    return NH < 16 ? 1 : NH / 16;
+}
+
+/* Words of one row's weights in shared memory. A thread's own, two for each step, lie together by fours. */
+template <int NH> static __device__ __host__ constexpr int ix_w_word()
+{
+    return 16 * ix_n_step<NH>();
+}
+
+/* Where in a row's words a thread's first are; with 64 heads the second four are 32 words further. */
+template <int NH> static __device__ __forceinline__ int32_t ix_w_at(int32_t tid)
+{
+    return (tid % 4 * 2 + tid / 4 % 2) * (ix_n_step<NH>() == 1 ? 2 : 4);
+}
+
+/* A weight as two bf16: odd 0 its leading bits, 1 the rest. Inf and NaN are in the first. */
+static __device__ __forceinline__ uint32_t ix_w_part(float w, int32_t odd)
+{
+    const uint32_t bits = __float_as_uint(w);
+    const bool finite = (bits & 0x7F800000u) != 0x7F800000u;
+    const uint32_t lead = bits & 0xFFFF0000u;
+    if (odd == 0) {
+        return (w != w ? 0x7FFF0000u : lead) >> 16;
+    }
+    const __nv_bfloat16 rest = __float2bfloat16_rn(__fsub_rn(w, __uint_as_float(lead)));
+    return finite ? __bfloat16_as_ushort(rest) : 0;
 }
 
 /* The rows of a group into shared memory; the team calls it, with barriers around. */
 template <int NH>
-static __device__ void ix_load_q(const index_score_args &a, const ix_group &g, uint8_t *q, float *w)
+static __device__ void ix_load_q(const index_score_args &a, const ix_group &g, uint8_t *q,
+                                 uint32_t *w)
 {
     const int32_t tid = threadIdx.x;
     for (int32_t i = tid; i < g.n * NH * 32; i += IX_TEAM) {
@@ -334,12 +384,17 @@ static __device__ void ix_load_q(const index_score_args &a, const ix_group &g, u
         const int32_t to = word % 8 * 4 + word / 8; /* words 8t .. 8t + 7 are thread t's */
         *(uint32_t *)(q + r * NH * 128 + h * 128 + ((to / 4) ^ (h & 7)) * 16 + to % 4 * 4) = v;
     }
-    for (int32_t i = tid; i < g.n * NH; i += IX_TEAM) {
-        const int32_t h = i % NH;
-        const int32_t r = i / NH;
-        const int32_t t = h % 8 / 2;
-        w[(r * 4 + t) * ix_w_stride<NH>() + h / 8 * 2 + h % 2] =
-            h < a.n_head ? a.w[(int64_t)(g.row + r) * a.n_head + h] : 0.0f;
+    for (int32_t i = tid; i < g.n * ix_w_word<NH>(); i += IX_TEAM) {
+        const int32_t r = i / ix_w_word<NH>();
+        const int32_t j = i % ix_w_word<NH>();
+        const int32_t per = ix_n_step<NH>() == 1 ? 2 : 4; /* words together */
+        const int32_t word = j % per + j / (8 * per) * 4; /* of the thread's */
+        const int32_t who = j / per % 8;                  /* 2 t + odd       */
+        const int32_t h = word / 2 * 16 + word % 2 * 8 + who / 2 * 2;
+        const float *from = a.w + (int64_t)(g.row + r) * a.n_head + h;
+        const float w0 = h < a.n_head ? from[0] : 0.0f;
+        const float w1 = h + 1 < a.n_head ? from[1] : 0.0f;
+        w[i] = ix_w_part(w0, who % 2) | ix_w_part(w1, who % 2) << 16;
     }
     fence_async();
 }
@@ -359,20 +414,33 @@ static __device__ __forceinline__ int32_t ix_token(int32_t tid)
     return tid / 32 % 4 * 16 + tid % 32 / 4 + tid % 2 * 8;
 }
 
-static __device__ __forceinline__ ix_keys ix_load_keys(const uint8_t *page, int32_t tid)
+/* Where in a page a thread finds its part: the first half of its 32 bytes of a key, the key 8 further on being
+ * 1024 bytes on, and the scale. Odd rows take their halves in the other order: eight lanes then touch all banks. */
+typedef struct ix_lane {
+    int32_t at, scale;
+    bool odd;
+} ix_lane;
+
+static __device__ __forceinline__ ix_lane ix_lane_of(int32_t tid)
+{
+    ix_lane l;
+    l.odd = tid / 4 & 1;
+    l.at = (tid / 32 % 4 * 16 + tid % 32 / 4) * 128 + tid % 4 * 32 + (l.odd ? 16 : 0);
+    l.scale = INDEX_SCALE_AT + 4 * ix_token(tid);
+    /* kept, not worked out again for every tile */
+    asm volatile("" : "+r"(l.at), "+r"(l.scale));
+    return l;
+}
+
+static __device__ __forceinline__ ix_keys ix_load_keys(uint32_t page, const ix_lane &l)
 {
     ix_keys k;
-    const int32_t t = tid % 4;
-    const int32_t g = tid % 32 / 4;
-    const bool odd =
-        g & 1; /* takes its halves in the other order: eight lanes then touch all banks */
-    const uint8_t *p = page + (tid / 32 % 4 * 16 + g) * 128 + t * 32;
 #pragma unroll
-    for (int32_t i = 0; i < 2; i++) {
-        const uint4 x = *(const uint4 *)(p + i * 1024 + (odd ? 16 : 0));
-        const uint4 y = *(const uint4 *)(p + i * 1024 + (odd ? 0 : 16));
-        const uint4 lo = odd ? y : x;
-        const uint4 hi = odd ? x : y;
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint4 x = lds128(page + (uint32_t)l.at + i * 1024);
+        const uint4 y = lds128(page + (uint32_t)(l.at ^ 16) + i * 1024);
+        const uint4 lo = l.odd ? y : x;
+        const uint4 hi = l.odd ? x : y;
         k.a[0][i] = lo.x;
         k.a[0][2 + i] = lo.y;
         k.a[1][i] = lo.z;
@@ -382,52 +450,248 @@ static __device__ __forceinline__ ix_keys ix_load_keys(const uint8_t *page, int3
         k.a[3][i] = hi.z;
         k.a[3][2 + i] = hi.w;
     }
-    k.scale = *(const float *)(page + INDEX_SCALE_AT + 4 * ix_token(tid));
+    k.scale = lds_f(page + (uint32_t)l.scale);
     return k;
 }
 
-/* Score of the key ix_token(tid) of a tile against one row. */
+/* Products of a tile's 64 keys and a row's NH heads, begun: the four steps of 32 dimensions into d, which holds
+ * nothing before ix_products_wait. q: low word of the query's wgmma_tile. */
 template <int NH>
-static __device__ __forceinline__ float ix_score(const ix_keys &k, uint64_t q, const float *w,
-                                                 int32_t tid)
+static __device__ __forceinline__ void ix_products(float (&d)[NH / 2], const ix_keys &k,
+                                                   uint32_t q);
+
+#define IX_D8(i)                                                                                   \
+    "=&f"(d[i]), "=&f"(d[i + 1]), "=&f"(d[i + 2]), "=&f"(d[i + 3]), "=&f"(d[i + 4]),               \
+        "=&f"(d[i + 5]), "=&f"(d[i + 6]), "=&f"(d[i + 7])
+#define IX_A                                                                                       \
+    "r"(k.a[0][0]), "r"(k.a[0][1]), "r"(k.a[0][2]), "r"(k.a[0][3]), "r"(k.a[1][0]),                \
+        "r"(k.a[1][1]), "r"(k.a[1][2]), "r"(k.a[1][3]), "r"(k.a[2][0]), "r"(k.a[2][1]),            \
+        "r"(k.a[2][2]), "r"(k.a[2][3]), "r"(k.a[3][0]), "r"(k.a[3][1]), "r"(k.a[3][2]),            \
+        "r"(k.a[3][3]), "r"(q)
+#define IX_STEP "wgmma.mma_async.sync.aligned.m64n"
+#define IX_TYPE "k32.f32.e4m3.e4m3 "
+#define IX_BEGIN(q)                                                                                \
+    "{\n.reg .b32 t;\n.reg .b64 q0, q1, q2, q3;\nmov.b64 q0, {" q ", 0x40000040};\n"               \
+    "add.u32 t, " q ", 2;\nmov.b64 q1, {t, 0x40000040};\n"                                         \
+    "add.u32 t, " q ", 4;\nmov.b64 q2, {t, 0x40000040};\n"                                         \
+    "add.u32 t, " q ", 6;\nmov.b64 q3, {t, 0x40000040};\nwgmma.fence.sync.aligned;\n"
+#define IX_END "wgmma.commit_group.sync.aligned;\n}"
+
+/* One text each, so that nothing comes between the steps and d is not cleared first. */
+template <>
+__device__ __forceinline__ void ix_products<8>(float (&d)[4], const ix_keys &k, uint32_t q)
 {
-    alignas(16) float d[NH / 2];
-#pragma unroll
-    for (int i = 0; i < NH / 2; i++) {
-        d[i] = 0.0f;
-    }
-    wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        wgmma_rs<NH, OPERAND_E4M3>(d, k.a[s], q + 2 * s, s > 0);
-    }
-    wgmma_commit();
+    asm volatile(IX_BEGIN("%20") IX_STEP
+                 "8" IX_TYPE "{%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, q0, 0, 1, 1;\n" IX_STEP "8" IX_TYPE "{%0, %1, %2, %3}, "
+                 "{%8, %9, %10, %11}, q1, 1, 1, 1;\n" IX_STEP "8" IX_TYPE "{%0, %1, %2, %3}, "
+                 "{%12, %13, %14, %15}, q2, 1, 1, 1;\n" IX_STEP "8" IX_TYPE "{%0, %1, %2, %3}, "
+                 "{%16, %17, %18, %19}, q3, 1, 1, 1;\n" IX_END
+                 : "=&f"(d[0]), "=&f"(d[1]), "=&f"(d[2]), "=&f"(d[3])
+                 : IX_A
+                 : "memory");
+}
+
+template <>
+__device__ __forceinline__ void ix_products<16>(float (&d)[8], const ix_keys &k, uint32_t q)
+{
+    asm volatile(IX_BEGIN("%24") IX_STEP "16" IX_TYPE "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                                         "{%8, %9, %10, %11}, q0, 0, 1, 1;\n" IX_STEP "16" IX_TYPE
+                                         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                                         "{%12, %13, %14, %15}, q1, 1, 1, 1;\n" IX_STEP "16" IX_TYPE
+                                         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                                         "{%16, %17, %18, %19}, q2, 1, 1, 1;\n" IX_STEP "16" IX_TYPE
+                                         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                                         "{%20, %21, %22, %23}, q3, 1, 1, 1;\n" IX_END
+                 : IX_D8(0)
+                 : IX_A
+                 : "memory");
+}
+
+template <>
+__device__ __forceinline__ void ix_products<32>(float (&d)[16], const ix_keys &k, uint32_t q)
+{
+    asm volatile(IX_BEGIN("%32") IX_STEP
+                 "32" IX_TYPE
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, q0, 0, 1, 1;\n" IX_STEP "32" IX_TYPE
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%20, %21, %22, %23}, q1, 1, 1, 1;\n" IX_STEP "32" IX_TYPE
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%24, %25, %26, %27}, q2, 1, 1, 1;\n" IX_STEP "32" IX_TYPE
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%28, %29, %30, %31}, q3, 1, 1, 1;\n" IX_END
+                 : IX_D8(0), IX_D8(8)
+                 : IX_A
+                 : "memory");
+}
+
+#define IX_D                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "                       \
+    "%30, %31}, "
+template <>
+__device__ __forceinline__ void ix_products<64>(float (&d)[32], const ix_keys &k, uint32_t q)
+{
+    asm volatile(IX_BEGIN("%48") IX_STEP
+                 "64" IX_TYPE IX_D "{%32, %33, %34, %35}, q0, 0, 1, 1;\n" IX_STEP "64" IX_TYPE IX_D
+                 "{%36, %37, %38, %39}, q1, 1, 1, 1;\n" IX_STEP "64" IX_TYPE IX_D
+                 "{%40, %41, %42, %43}, q2, 1, 1, 1;\n" IX_STEP "64" IX_TYPE IX_D
+                 "{%44, %45, %46, %47}, q3, 1, 1, 1;\n" IX_END
+                 : IX_D8(0), IX_D8(8), IX_D8(16), IX_D8(24)
+                 : IX_A
+                 : "memory");
+}
+#undef IX_D
+
+#undef IX_A
+#undef IX_D8
+#undef IX_STEP
+#undef IX_TYPE
+#undef IX_BEGIN
+#undef IX_END
+
+template <int N> static __device__ __forceinline__ void ix_products_wait(float (&d)[N])
+{
     wgmma_wait<0>();
-    const float *my_w = w + tid % 4 * ix_w_stride<NH>();
-    float s00 = 0.0f, s01 = 0.0f, s10 = 0.0f, s11 = 0.0f;
-    alignas(16) float x[NH / 4];
+    regs_pin(d);
+}
+
+/* Two products as bf16, what is below 0 as 0; a NaN stays one. */
+static __device__ __forceinline__ uint32_t ix_relu2(float lower, float upper)
+{
+    uint32_t v;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(upper), "f"(lower));
+    return v;
+}
+
+/* sum += a [16 keys, 16 heads] b [16 heads, 8]: of b's columns the even ones have the leading parts of the weights,
+ * the odd ones the rest. */
+static __device__ __forceinline__ void ix_weigh(float (&sum)[4], uint32_t a0, uint32_t a1,
+                                                uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Adds the products of N heads, weighed, to the sums of the thread's two keys; w: its own words of these heads. */
+template <int N>
+static __device__ __forceinline__ void ix_add_heads(const float (&d)[N / 2], const uint32_t *w,
+                                                    float (&sum)[4])
+{
+    if constexpr (N == 8) {
+        ix_weigh(sum, ix_relu2(d[0], d[1]), ix_relu2(d[2], d[3]), 0, 0, w[0], w[1]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < NH / 4; i += NH == 8 ? 2 : 4) {
-        if constexpr (NH == 8) {
-            *(float2 *)(x + i) = *(const float2 *)(my_w + i);
-        } else {
-            *(float4 *)(x + i) = *(const float4 *)(my_w + i);
+        for (int i = 0; i < N / 16; i++) {
+            ix_weigh(sum, ix_relu2(d[8 * i], d[8 * i + 1]), ix_relu2(d[8 * i + 2], d[8 * i + 3]),
+                     ix_relu2(d[8 * i + 4], d[8 * i + 5]), ix_relu2(d[8 * i + 6], d[8 * i + 7]),
+                     w[2 * i], w[2 * i + 1]);
         }
     }
-#pragma unroll
-    for (int j = 0; j < NH / 8; j++) {
-        s00 = __fmaf_rn(ix_relu(d[4 * j]), x[2 * j], s00);
-        s01 = __fmaf_rn(ix_relu(d[4 * j + 1]), x[2 * j + 1], s01);
-        s10 = __fmaf_rn(ix_relu(d[4 * j + 2]), x[2 * j], s10);
-        s11 = __fmaf_rn(ix_relu(d[4 * j + 3]), x[2 * j + 1], s11);
+}
+
+/* A thread's own words of a row's weights. */
+template <int NH>
+static __device__ __forceinline__ void ix_load_w(uint32_t (&own)[2 * ix_n_step<NH>()],
+                                                 const uint32_t *w)
+{
+    if constexpr (ix_n_step<NH>() == 1) {
+        *(uint2 *)own = *(const uint2 *)w;
+    } else {
+        *(uint4 *)own = *(const uint4 *)w;
     }
-    const float s0 = __fadd_rn(s00, s01);
-    const float s1 = __fadd_rn(s10, s11);
+    if constexpr (ix_n_step<NH>() == 4) {
+        *(uint4 *)(own + 4) = *(const uint4 *)(w + 32);
+    }
+}
+
+/* Rows whose score a thread ends with, and which: the first of them of R rows. */
+template <int R> static __device__ __host__ constexpr int ix_n_own()
+{
+    return R == 4 ? 2 : 1;
+}
+
+template <int R> static __device__ __forceinline__ int32_t ix_own(int32_t tid)
+{
+    return R == 1 ? 0 : tid / 2 % 2 * ix_n_own<R>();
+}
+
+/* The low word of wgmma_tile, known to be one for the warp. */
+static __device__ __forceinline__ uint32_t ix_tile(const uint8_t *q)
+{
+    return __shfl_sync(~0u, (uint32_t)wgmma_tile(ptx_shared(q)), 0);
+}
+
+/* Scores of key ix_token(tid) of a tile against the thread's own rows of the first n of R, whose queries lie at
+ * q (ix_tile) and weights at w (the thread's first word of the first row). Rows from n on have no meaning. All four
+ * threads of a quad have the sums of their two keys; each goes on with some. */
+template <int NH, int R>
+static __device__ __forceinline__ void ix_score(const ix_keys &k, uint32_t q, const uint32_t *w,
+                                                int32_t n, int32_t tid,
+                                                float (&score)[ix_n_own<R>()])
+{
     const bool second = tid & 1;
-    float s = second ? s1 : s0;
-    s = __fadd_rn(s, __shfl_xor_sync(~0u, second ? s0 : s1, 1));
-    s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 2));
-    return __fmul_rn(s, k.scale);
+    const bool upper = tid & 2;
+    float s[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        s[r] = 0.0f;
+        if (r < n) {
+            alignas(16) uint32_t own[2 * ix_n_step<NH>()];
+            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            ix_load_w<NH>(own, w + r * ix_w_word<NH>());
+            float d[NH / 2];
+            ix_products<NH>(d, k, q + (uint32_t)(r * NH * 128 / 16));
+            ix_products_wait(d);
+            ix_add_heads<NH>(d, own, sum);
+            s[r] = __fadd_rn(second ? sum[2] : sum[0], second ? sum[3] : sum[1]);
+        }
+    }
+    if constexpr (R == 1) {
+        score[0] = __fmul_rn(s[0], k.scale);
+    } else {
+#pragma unroll
+        for (int j = 0; j < R / 2; j++) {
+            score[j] = __fmul_rn(upper ? s[R / 2 + j] : s[j], k.scale);
+        }
+    }
+}
+
+/* ---- a warpgroup's way through the ring -------------------------------------------------------- */
+
+/* Tile `it` of the block's share is warpgroup it % IX_N_WG's, in place it % n_stage. */
+typedef struct ix_place {
+    int32_t slot;
+    uint32_t phase;
+} ix_place;
+
+static __device__ __forceinline__ void ix_next(ix_place *p, int32_t n_stage)
+{
+    p->slot += IX_N_WG;
+    if (p->slot >= n_stage) {
+        p->slot -= n_stage;
+        p->phase ^= 1;
+    }
+}
+
+/* The next tile's keys; false where it has none to score, alike in the whole warpgroup. ring and stage: their
+ * addresses in shared memory. */
+static __device__ __forceinline__ bool ix_take(uint32_t ring, uint32_t stage, ix_place *p,
+                                               int32_t n_stage, const ix_lane &lane, ix_keys *k)
+{
+    const uint32_t slot = (uint32_t)p->slot;
+    mbar_wait(ring + (uint32_t)offsetof(ix_ring, full) + slot * 8, p->phase);
+    const bool ok = lds32(ring + (uint32_t)offsetof(ix_ring, ok) + slot * 4) != 0;
+    *k = ix_load_keys(stage + slot * IX_STAGE, lane);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        mbar_arrive(ring + (uint32_t)offsetof(ix_ring, empty) + slot * 8);
+    }
+    ix_next(p, n_stage);
+    return ok;
 }
 
 #endif

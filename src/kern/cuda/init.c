@@ -10,8 +10,8 @@
  * bounds; over n keys in steps of 16 it is (17/2 + 2) / 32 n, about n / 3. */
 #include "kern/cuda/cuda.h"
 
-/* FP8 products keep about 13 bits behind the largest of 32 products and the accumulator, cutting the rest:
- * docs/kernels-hopper.md, "Index and selection". */
+/* FP8 products keep about 13 bits behind the largest of 32 products and the accumulator, cutting the rest, and are
+ * rounded to bf16 before they are weighed: docs/kernels-hopper.md, "Index and selection". */
 #define INDEX_DOT_U 46341.0f
 
 #define SM90_APPLY(op)                                                                                  \

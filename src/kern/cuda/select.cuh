@@ -6,7 +6,7 @@
  * key and then as many of the id, from the top; it ends as soon as the bin holds nothing to leave out.
  * Appending is in any order; a set is what counts until sel_emit gives each member its place by position.
  *
- * A team of 512 threads works together (SEL_TEAM, ids 0 to 511, named barrier 1).
+ * A team of 512 threads works together (SEL_TEAM, ids 0 to 511, named barrier 2).
  */
 #ifndef KVS_KERN_CUDA_SELECT_CUH
 #define KVS_KERN_CUDA_SELECT_CUH
@@ -15,9 +15,9 @@
 
 #include "kern/cuda/ptx.cuh"
 
-enum { SEL_TEAM = 512, SEL_BAR = 1, SEL_BIN = 2048, SEL_WARP = SEL_TEAM / 32 };
+enum { SEL_TEAM = 512, SEL_BAR = 2, SEL_BIN = 2048, SEL_WARP = SEL_TEAM / 32 };
 
-typedef struct sel_shared {
+typedef struct alignas(16) sel_shared {
     uint32_t hist[SEL_BIN];
     uint32_t warp[SEL_WARP];
     uint32_t bin, above, in_bin, total;
@@ -28,9 +28,23 @@ typedef struct sel_cut {
     uint32_t key, inv; /* a candidate is in iff (sel_key, sel_inv) >= (key, inv) */
 } sel_cut;
 
+/* Adds 1 to a counter in shared memory; the lanes that want to, one by one, few as they are. */
+static __device__ __forceinline__ uint32_t sel_take(uint32_t *n)
+{
+    uint32_t was;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(was) : "r"(ptx_shared(n)) : "memory");
+    return was;
+}
+
 static __device__ __forceinline__ void sel_sync()
 {
     named_barrier<SEL_BAR, SEL_TEAM>();
+}
+
+/* Orders what this thread has read and written before what it does after, for the whole device. */
+static __device__ __forceinline__ void fence_device()
+{
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 /* Larger score, larger key; both zeros have one. */
@@ -57,6 +71,12 @@ static __device__ __forceinline__ bool sel_in(sel_cut c, uint32_t bits, int32_t 
     return key > c.key || (key == c.key && sel_inv(id) >= c.inv);
 }
 
+/* Whether any thread of the team says so. */
+static __device__ __forceinline__ bool sel_any(bool mine)
+{
+    return named_barrier_any<SEL_BAR, SEL_TEAM>(mine);
+}
+
 static __device__ __forceinline__ uint32_t sel_warp_scan(uint32_t v)
 {
 #pragma unroll
@@ -68,7 +88,7 @@ static __device__ __forceinline__ uint32_t sel_warp_scan(uint32_t v)
 }
 
 /* Sum over lower threads; *total over all. */
-static __device__ __forceinline__ uint32_t sel_scan(sel_shared *s, uint32_t v, uint32_t *total)
+static __device__ __noinline__ uint32_t sel_scan(sel_shared *s, uint32_t v, uint32_t *total)
 {
     const int32_t tid = threadIdx.x;
     const uint32_t in_warp = sel_warp_scan(v);
@@ -77,28 +97,21 @@ static __device__ __forceinline__ uint32_t sel_scan(sel_shared *s, uint32_t v, u
         s->warp[tid / 32] = in_warp;
     }
     sel_sync();
-    uint32_t before = in_warp - v;
-    uint32_t all = 0;
-#pragma unroll
-    for (int w = 0; w < SEL_WARP; w++) {
-        before += w < tid / 32 ? s->warp[w] : 0;
-        all += s->warp[w];
-    }
-    *total = all;
-    return before;
+    const uint32_t of_warp = tid % 32 < SEL_WARP ? s->warp[tid % 32] : 0;
+    const uint32_t upto = sel_warp_scan(of_warp);
+    *total = __shfl_sync(~0u, upto, 31);
+    return __shfl_sync(~0u, upto - of_warp, tid / 32) + in_warp - v;
 }
 
 static __device__ __forceinline__ void sel_hist_zero(sel_shared *s)
 {
-    for (int32_t i = threadIdx.x; i < SEL_BIN; i += SEL_TEAM) {
-        s->hist[i] = 0;
-    }
+    ((uint4 *)s->hist)[threadIdx.x] = make_uint4(0, 0, 0, 0);
     sel_sync();
 }
 
 /* From the counts of thread's four bins (h[0] the highest: bin 2047 - 4 tid): the bin in which the
  * need-th from the top lies, into s. With fewer than `need` in all, bin 0 and in_bin 0 mean: take all. */
-static __device__ void sel_find_bin(sel_shared *s, const uint32_t *h, uint32_t need)
+static __device__ __noinline__ void sel_find_bin(sel_shared *s, const uint32_t *h, uint32_t need)
 {
     const int32_t tid = threadIdx.x;
     uint32_t total;
@@ -125,10 +138,11 @@ static __device__ void sel_find_bin(sel_shared *s, const uint32_t *h, uint32_t n
 
 static __device__ __forceinline__ void sel_own_bins(const uint32_t *hist, uint32_t *h)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        h[i] = hist[SEL_BIN - 1 - 4 * (int)threadIdx.x - i];
-    }
+    const uint4 v = ((const uint4 *)hist)[SEL_TEAM - 1 - (int)threadIdx.x];
+    h[0] = v.w;
+    h[1] = v.z;
+    h[2] = v.y;
+    h[3] = v.x;
 }
 
 static __device__ __forceinline__ uint32_t sel_shift(int32_t digit)
@@ -169,6 +183,7 @@ static __device__ __forceinline__ void sel_set_digit(sel_cut *c, int32_t digit, 
 static __device__ __forceinline__ void sel_hist(sel_shared *s, const uint2 *buf, int32_t n,
                                                 sel_cut c, int32_t digit)
 {
+#pragma unroll 1
     for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
         const uint2 e = buf[i];
         const uint32_t key = sel_key(e.x);
@@ -189,6 +204,7 @@ static __device__ __noinline__ sel_cut sel_find(sel_shared *s, const uint2 *buf,
         return c;
     }
     uint32_t need = (uint32_t)k;
+#pragma unroll 1
     for (int32_t digit = 0; digit < 6; digit++) {
         sel_hist_zero(s);
         sel_hist(s, buf, n, c, digit);
@@ -204,6 +220,35 @@ static __device__ __noinline__ sel_cut sel_find(sel_shared *s, const uint2 *buf,
         }
     }
     return c;
+}
+
+/* The same for entries whose keys are lo or more: bins of 2^13 from there, two octaves of scores, find the cut in
+ * one pass where the k-th best lies in them and not too many share its bin. */
+static __device__ __noinline__ sel_cut sel_find_above(sel_shared *s, const uint2 *buf, int32_t n,
+                                                      int32_t k, int32_t slack, uint32_t lo)
+{
+    if (n <= k + slack) {
+        return {lo, 0};
+    }
+    if (lo == 0) {
+        return sel_find(s, buf, n, k, slack);
+    }
+    sel_hist_zero(s);
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
+        atomicAdd(&s->hist[min((sel_key(buf[i].x) - lo) >> 13, SEL_BIN - 1u)], 1u);
+    }
+    sel_sync();
+    uint32_t h[4];
+    sel_own_bins(s->hist, h);
+    sel_find_bin(s, h, (uint32_t)k);
+    const uint32_t bin = s->bin;
+    const uint32_t over = s->above + s->in_bin - (uint32_t)k;
+    sel_sync();
+    if (bin < SEL_BIN - 1u && over <= (uint32_t)slack) {
+        return {lo + (bin << 13), 0};
+    }
+    return sel_find(s, buf, n, k, slack);
 }
 
 /* Appends e to out at *n (shared) for the threads that want to; whole warps call it. */
@@ -224,32 +269,36 @@ static __device__ __forceinline__ uint32_t sel_append(uint32_t *n, bool want)
 static __device__ __noinline__ int32_t sel_keep(sel_shared *s, const uint2 *buf, int32_t n,
                                                 sel_cut c, uint2 *out)
 {
+    const uint32_t lane = threadIdx.x & 31;
     if (threadIdx.x == 0) {
         s->n_out = 0;
     }
-    sel_sync();
-    for (int32_t at = 0; at < n; at += 8 * SEL_TEAM) {
-        uint2 e[8];
-        bool in[8];
+#pragma unroll 1
+    for (int32_t at = 0; at < n; at += 4 * SEL_TEAM) {
+        uint2 e[4];
+        uint32_t in[4]; /* lanes */
+        uint32_t mine = 0, all = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 4; i++) {
             const int32_t j = at + i * SEL_TEAM + (int32_t)threadIdx.x;
-            in[i] = false;
-            e[i] = make_uint2(0, 0);
-            if (j < n) {
-                e[i] = buf[j];
-                in[i] = sel_in(c, e[i].x, (int32_t)e[i].y);
-            }
+            e[i] = j < n ? buf[j] : make_uint2(0, 0);
+            const bool keep = j < n && sel_in(c, e[i].x, (int32_t)e[i].y);
+            in[i] = __ballot_sync(~0u, keep);
+            mine |= (uint32_t)keep << i;
+            all += (uint32_t)__popc(in[i]);
         }
-        sel_sync();
+        sel_sync(); /* read before others write there */
+        uint32_t to = 0;
+        if (lane == 0 && all != 0) {
+            to = atomicAdd(&s->n_out, all);
+        }
+        to = __shfl_sync(~0u, to, 0);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (at + i * SEL_TEAM < n) {
-                const uint32_t to = sel_append(&s->n_out, in[i]);
-                if (in[i]) {
-                    out[to] = e[i];
-                }
+        for (int i = 0; i < 4; i++) {
+            if ((mine >> i & 1) != 0) {
+                out[to + (uint32_t)__popc(in[i] & ((1u << lane) - 1))] = e[i];
             }
+            to += (uint32_t)__popc(in[i]);
         }
     }
     sel_sync();
@@ -258,7 +307,147 @@ static __device__ __noinline__ int32_t sel_keep(sel_shared *s, const uint2 *buf,
     return n_out;
 }
 
-/* Where the members of a set go: ascending ids, as positions of geom, and their scores. */
+/* ---- one warpgroup's cut ----------------------------------------------------------------------- */
+
+enum { SEL_SMALL_BIN = 512 };
+
+/* A warpgroup's own; hist is apart. */
+typedef struct sel_small {
+    uint32_t warp[4];
+    uint32_t bin, above, in_bin, n_out;
+} sel_small;
+
+static __device__ __forceinline__ void small_sync(int32_t bar)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(bar) : "memory");
+}
+
+/* Score's key and id as one number of 63 bits, larger is better. */
+static __device__ __forceinline__ unsigned long long sel_rank(uint2 e)
+{
+    return (unsigned long long)sel_key(e.x) << 31 | sel_inv((int32_t)e.y);
+}
+
+/* The bin in which the need-th from the top lies, into s. */
+static __device__ __forceinline__ void small_find_bin(const uint32_t *hist, sel_small *s,
+                                                      int32_t bar, uint32_t need)
+{
+    const uint32_t tid = threadIdx.x % 128;
+    const uint4 h = ((const uint4 *)hist)[127 - tid];
+    const uint32_t mine = h.x + h.y + h.z + h.w;
+    const uint32_t scan = sel_warp_scan(mine);
+    if (tid % 32 == 31) {
+        s->warp[tid / 32] = scan;
+    }
+    small_sync(bar);
+    uint32_t before = scan - mine;
+#pragma unroll
+    for (uint32_t w = 0; w < 3; w++) {
+        before += w < tid / 32 ? s->warp[w] : 0;
+    }
+    if (before < need && need <= before + mine) {
+        const uint32_t c[4] = {h.w, h.z, h.y, h.x};
+        uint32_t bin = SEL_SMALL_BIN - 1 - 4 * tid;
+        uint32_t i = 0;
+        while (before + c[i] < need) {
+            before += c[i];
+            i++;
+        }
+        s->bin = bin - i;
+        s->above = before;
+        s->in_bin = c[i];
+    }
+    small_sync(bar);
+}
+
+/* As sel_find_above, by the 128 threads of a warpgroup with barrier `bar` and 512 bins at hist: bins of 2^15 from lo
+ * on, or else (lo 0, or no success) digits of 9 bits of the 63 of sel_rank. n > k + slack. */
+static __device__ __noinline__ sel_cut small_find(uint32_t *hist, sel_small *s, int32_t bar,
+                                                  const uint2 *buf, int32_t n, int32_t k,
+                                                  int32_t slack, uint32_t lo)
+{
+    const int32_t tid = (int32_t)threadIdx.x % 128;
+    unsigned long long cut = 0;
+    uint32_t need = (uint32_t)k;
+#pragma unroll 1
+    for (int32_t shift = lo != 0 ? 63 : 54; shift >= 0; shift -= 9) {
+        ((uint4 *)hist)[tid] = make_uint4(0, 0, 0, 0);
+        small_sync(bar);
+#pragma unroll 1
+        for (int32_t i = tid; i < n; i += 128) {
+            const unsigned long long v = sel_rank(buf[i]);
+            const uint32_t near = min(((uint32_t)(v >> 31) - lo) >> 15, SEL_SMALL_BIN - 1u);
+            const bool agrees = shift >= 54 || (v ^ cut) >> (shift + 9) == 0;
+            if (agrees) {
+                atomicAdd(&hist[shift == 63 ? near : (uint32_t)(v >> shift) % SEL_SMALL_BIN], 1u);
+            }
+        }
+        small_sync(bar);
+        small_find_bin(hist, s, bar, need);
+        const uint32_t bin = s->bin;
+        const uint32_t over = s->in_bin + s->above - need;
+        const bool enough = over <= (uint32_t)slack;
+        if (shift == 63) {
+            if (enough && bin < SEL_SMALL_BIN - 1u) {
+                return {lo + (bin << 15), 0};
+            }
+            continue;
+        }
+        need -= s->above;
+        cut |= (unsigned long long)bin << shift;
+        if (enough) {
+            break;
+        }
+    }
+    return {(uint32_t)(cut >> 31), (uint32_t)cut & 0x7FFFFFFFu};
+}
+
+/* As sel_keep, in place, by a warpgroup. */
+static __device__ __noinline__ int32_t small_keep(sel_small *s, int32_t bar, uint2 *buf, int32_t n,
+                                                  sel_cut c)
+{
+    const uint32_t tid = threadIdx.x % 128;
+    const uint32_t lane = tid % 32;
+    if (tid == 0) {
+        s->n_out = 0;
+    }
+#pragma unroll 1
+    for (int32_t at = 0; at < n; at += 4 * 128) {
+        uint2 e[4];
+        uint32_t in[4]; /* lanes */
+        uint32_t mine = 0, all = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int32_t j = at + i * 128 + (int32_t)tid;
+            e[i] = j < n ? buf[j] : make_uint2(0, 0);
+            const bool keep = j < n && sel_in(c, e[i].x, (int32_t)e[i].y);
+            in[i] = __ballot_sync(~0u, keep);
+            mine |= (uint32_t)keep << i;
+            all += (uint32_t)__popc(in[i]);
+        }
+        small_sync(bar);
+        uint32_t to = 0;
+        if (lane == 0 && all != 0) {
+            to = atomicAdd(&s->n_out, all);
+        }
+        to = __shfl_sync(~0u, to, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if ((mine >> i & 1) != 0) {
+                buf[to + (uint32_t)__popc(in[i] & ((1u << lane) - 1))] = e[i];
+            }
+            to += (uint32_t)__popc(in[i]);
+        }
+    }
+    small_sync(bar);
+    const int32_t n_out = (int32_t)s->n_out;
+    small_sync(bar);
+    return n_out;
+}
+
+/* ---- the way out ------------------------------------------------------------------------------- */
+
+/* Where the members of a set go: ascending ids, and their scores. */
 typedef struct sel_out {
     int32_t *id;
     float *score; /* may be NULL */
@@ -266,47 +455,56 @@ typedef struct sel_out {
     int32_t k;
 } sel_out;
 
-/* The k best of buf's n entries, whose ids lie in [0, id_end), to `out`, ascending; -1 and 0 behind.
- * bits and before: n_word words each (a multiple of 512). The map of ids is geom's. */
+/* What sel_place needs beside the histogram: a bit for each id of a pass. */
+enum { SEL_PASS = 64 * SEL_BIN, SEL_BIT_WORD = SEL_PASS / 32 };
+
+/* Writes the entries of buf (n, all members, ids in [id0, id1)) in ascending order of ids from place `at` on, ids as
+ * map has them. bits: SEL_BIT_WORD words, 16-byte aligned. */
 template <typename MAP>
-static __device__ __forceinline__ void sel_emit(sel_shared *s, const uint2 *buf, int32_t n,
-                                                int32_t id_end, uint32_t *bits, uint32_t *before,
-                                                int32_t n_word, sel_out out, MAP map)
+static __device__ __noinline__ void sel_place(sel_shared *s, const uint2 *buf, int32_t n,
+                                              int32_t id0, int32_t id1, uint32_t at, uint32_t *bits,
+                                              sel_out out, MAP map)
 {
     const int32_t tid = threadIdx.x;
-    const sel_cut c = sel_find(s, buf, n, out.k, 0);
-    const int32_t per = n_word / SEL_TEAM;
-    uint32_t done = 0;
-    for (int64_t w0 = 0; w0 < id_end && n > 0; w0 += (int64_t)n_word * 32) {
-        for (int32_t i = tid; i < n_word; i += SEL_TEAM) {
-            bits[i] = 0;
+    const unsigned long long *pair = (const unsigned long long *)bits;
+#pragma unroll 1
+    for (int64_t w0 = id0; w0 < id1 && n > 0; w0 += SEL_PASS) {
+        const int32_t n_pair = (int32_t)(min((int64_t)SEL_PASS, id1 - w0) + 63) / 64;
+        const int32_t per = (n_pair + SEL_TEAM - 1) / SEL_TEAM; /* 1 to 4 */
+#pragma unroll 1
+        for (int32_t i = tid; i < (n_pair + 1) / 2; i += SEL_TEAM) {
+            ((uint4 *)bits)[i] = make_uint4(0, 0, 0, 0);
         }
         sel_sync();
+#pragma unroll 1
         for (int32_t i = tid; i < n; i += SEL_TEAM) {
-            const int64_t at = (int64_t)(int32_t)buf[i].y - w0;
-            if (at >= 0 && at < (int64_t)n_word * 32 && sel_in(c, buf[i].x, (int32_t)buf[i].y)) {
-                atomicOr(&bits[at / 32], 1u << (at % 32));
+            const int64_t l = (int64_t)(int32_t)buf[i].y - w0;
+            if (l >= 0 && l < SEL_PASS) {
+                atomicOr(&bits[l / 32], 1u << (l % 32));
             }
         }
         sel_sync();
         uint32_t mine = 0;
-        for (int32_t i = 0; i < per; i++) {
-            mine += (uint32_t)__popc(bits[tid * per + i]);
+#pragma unroll 1
+        for (int32_t i = tid * per; i < min((tid + 1) * per, n_pair); i++) {
+            mine += (uint32_t)__popcll(pair[i]);
         }
         uint32_t total;
-        uint32_t sum = done + sel_scan(s, mine, &total);
-        for (int32_t i = 0; i < per; i++) {
-            before[tid * per + i] = sum;
-            sum += (uint32_t)__popc(bits[tid * per + i]);
+        uint32_t sum = at + sel_scan(s, mine, &total);
+#pragma unroll 1
+        for (int32_t i = tid * per; i < min((tid + 1) * per, n_pair); i++) {
+            s->hist[i] = sum;
+            sum += (uint32_t)__popcll(pair[i]);
         }
-        done += total;
+        at += total;
         sel_sync();
+#pragma unroll 1
         for (int32_t i = tid; i < n; i += SEL_TEAM) {
             const uint2 e = buf[i];
-            const int64_t at = (int64_t)(int32_t)e.y - w0;
-            if (at >= 0 && at < (int64_t)n_word * 32 && sel_in(c, e.x, (int32_t)e.y)) {
-                const uint32_t to =
-                    before[at / 32] + (uint32_t)__popc(bits[at / 32] & ((1u << (at % 32)) - 1));
+            const int64_t l = (int64_t)(int32_t)e.y - w0;
+            if (l >= 0 && l < SEL_PASS) {
+                const unsigned long long lower = pair[l / 64] & ((1ull << (l % 64)) - 1);
+                const uint32_t to = s->hist[l / 64] + (uint32_t)__popcll(lower);
                 out.id[to] = map((int32_t)e.y);
                 if (out.score != NULL) {
                     out.score[to] = __uint_as_float(e.x);
@@ -315,10 +513,16 @@ static __device__ __forceinline__ void sel_emit(sel_shared *s, const uint2 *buf,
         }
         sel_sync();
     }
-    if (tid == 0) {
-        *out.count = (int32_t)done;
+}
+
+/* What lies behind a list of n members. */
+static __device__ __forceinline__ void sel_fill(sel_out out, int32_t n)
+{
+    if (threadIdx.x == 0) {
+        *out.count = n;
     }
-    for (int32_t i = (int32_t)done + tid; i < out.k; i += SEL_TEAM) {
+#pragma unroll 1
+    for (int32_t i = n + (int32_t)threadIdx.x; i < out.k; i += SEL_TEAM) {
         out.id[i] = -1;
         if (out.score != NULL) {
             out.score[i] = 0.0f;
