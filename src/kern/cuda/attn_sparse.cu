@@ -383,7 +383,7 @@ static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int6
     p.n_head = a->n_head;
     p.n_group = (a->n_head + n - 1) / n;
     p.group_heads = (a->n_head + p.n_group - 1) / p.n_group;
-    p.n_part = n_sm / p.n_group;
+    p.n_part = n_sm < p.n_group ? 1 : n_sm / p.n_group;
     p.whole = whole;
     /* with a tile or two for each block, an even cut is worth more than the cost of beginning */
     p.item_cost =

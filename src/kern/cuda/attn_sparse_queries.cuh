@@ -4,8 +4,6 @@
 #ifndef KVS_KERN_CUDA_ATTN_SPARSE_QUERIES_CUH
 #define KVS_KERN_CUDA_ATTN_SPARSE_QUERIES_CUH
 
-#include <cfloat>
-
 #include "kern/cuda/attn_sparse_tile.cuh"
 
 /* ---- queries ------------------------------------------------------------------------------- */
@@ -126,7 +124,7 @@ static __device__ __forceinline__ void queries_store(const sparse_params &p, int
             const float factor = scale * __uint_as_float((uint32_t)(127 + e) << 23);
             if (lane == k + j)
                 sts_f(SMEM + L::qs_at + (8 * (k + j) + warp) * 4,
-                      factor == 0.0f ? FLT_MIN : factor);
+                      factor == 0.0f ? __int_as_float(1) : factor);
         }
 #pragma unroll
         for (int j = 0; j < 2; j++)

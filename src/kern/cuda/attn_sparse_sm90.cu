@@ -309,7 +309,7 @@ static __device__ __forceinline__ void pair_run(state<N> &st, const seat &me, tu
             else
                 scores<N, FMT, false>(s, r, scales, rows);
             if (nv < SPARSE_TILE || !fits)
-                scores_mask<N>(s, me.key, nv, fits);
+                scores_mask<N, FMT>(s, me, nv, fits);
         } else {
             for (int i = 0; i < N / 2; i++)
                 s[i] = 0.0f;

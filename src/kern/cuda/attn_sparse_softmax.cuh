@@ -134,6 +134,13 @@ template <int FMT> static __device__ __forceinline__ uint32_t weights_pack(float
     return *(const uint32_t *)&h;
 }
 
+/* A score above a reference, which is a score of the head or 0. The score is rounded first, as the reference was: of scores
+ * so large that their last place counts, the difference is then still 0 for the largest. */
+static __device__ __forceinline__ float score_over(float s, float f, float ref)
+{
+    return __fsub_rn(__fmul_rn(s, f), ref);
+}
+
 /* The weights under the references as they are, into P. sum[i]: of a head's weights in this thread. Returns
  * whether all are below 2^GROW; without a reference (-inf) or with NaN none is. */
 template <int N, int FMT>
@@ -151,10 +158,10 @@ static __device__ __forceinline__ bool weights(const float (&s)[N / 2], float (&
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int i = n + j;
-            const float a = fmaf(s[4 * i], h[j].f.x, -h[j].ref.x),
-                        b = fmaf(s[4 * i + 1], h[j].f.y, -h[j].ref.y),
-                        c = fmaf(s[4 * i + 2], h[j].f.x, -h[j].ref.x),
-                        d = fmaf(s[4 * i + 3], h[j].f.y, -h[j].ref.y);
+            const float a = score_over(s[4 * i], h[j].f.x, h[j].ref.x),
+                        b = score_over(s[4 * i + 1], h[j].f.y, h[j].ref.y),
+                        c = score_over(s[4 * i + 2], h[j].f.x, h[j].ref.x),
+                        d = score_over(s[4 * i + 3], h[j].f.y, h[j].ref.y);
             top = max_nan(max_nan(top, max_nan(a, b)), max_nan(c, d));
             const float pa = sparse_exp2(a), pb = sparse_exp2(b), pc = sparse_exp2(c),
                         pd = sparse_exp2(d);
@@ -184,8 +191,9 @@ static __device__ __forceinline__ void tops_meet(const float (&s)[N / 2], const 
         for (int n = 0; n < N / 8; n++) {
             const head_pair<N, FMT> h(me, cur, n);
             const float x = over ? h.ref.x : 0.0f, y = over ? h.ref.y : 0.0f;
-            m[2 * n] = fmaxf(fmaf(s[4 * n], h.f.x, -x), fmaf(s[4 * n + 2], h.f.x, -x));
-            m[2 * n + 1] = fmaxf(fmaf(s[4 * n + 1], h.f.y, -y), fmaf(s[4 * n + 3], h.f.y, -y));
+            m[2 * n] = fmaxf(score_over(s[4 * n], h.f.x, x), score_over(s[4 * n + 2], h.f.x, x));
+            m[2 * n + 1] =
+                fmaxf(score_over(s[4 * n + 1], h.f.y, y), score_over(s[4 * n + 3], h.f.y, y));
         }
         lanes_reduce<N, op_max>(m, lane);
 #pragma unroll
@@ -257,8 +265,8 @@ static __device__ __forceinline__ bool weights_move(state<N> &st, const float (&
                 const float f = e ? h.f.y : h.f.x,
                             ref = head_move<N, FMT>(cur, first, 8 * i + me.lane % 4 * 2 + e).ref;
                 const float sub = ref == NEG_INF ? 0.0f : ref;
-                p[e] = sparse_exp2(fmaf(s[4 * i + e], f, -sub));
-                p[e + 2] = sparse_exp2(fmaf(s[4 * i + e + 2], f, -sub));
+                p[e] = sparse_exp2(score_over(s[4 * i + e], f, sub));
+                p[e + 2] = sparse_exp2(score_over(s[4 * i + e + 2], f, sub));
                 sum[2 * i + e] = any ? p[e] + p[e + 2] : 0.0f;
             }
             w[2 * (i - n)] = weights_pack<FMT>(p[0], p[1]);
@@ -281,18 +289,23 @@ static __device__ __forceinline__ bool weights_move(state<N> &st, const float (&
     return named_barrier_all(BAR_P, CONSUMERS, fast);
 }
 
-/* Keys past the last, and those whose scales fp16 does not hold, which poison their head. */
-template <int N>
-static __device__ __forceinline__ void scores_mask(float (&s)[N / 2], int key, int nv, bool fits)
+/* Keys past the last, and those whose scales fp16 does not hold, which poison their head. A key past the last has
+ * -inf after the factor of its head. */
+template <int N, int FMT>
+static __device__ __forceinline__ void scores_mask(float (&s)[N / 2], const seat &me, int nv,
+                                                   bool fits)
 {
-    const bool has0 = key < nv, has1 = key + 8 < nv;
+    using L = layout<N, FMT>;
+    const bool has0 = me.key < nv, has1 = me.key + 8 < nv;
     const float poison = fits ? 0.0f : __int_as_float(0x7fc00000);
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
-        s[4 * n] = has0 ? s[4 * n] + poison : NEG_INF;
-        s[4 * n + 1] = has0 ? s[4 * n + 1] + poison : NEG_INF;
-        s[4 * n + 2] = has1 ? s[4 * n + 2] + poison : NEG_INF;
-        s[4 * n + 3] = has1 ? s[4 * n + 3] + poison : NEG_INF;
+        const float2 f = lds_f2(me.heads + SMEM + L::qs_at + 8 * n * 4);
+        const float x = copysignf(NEG_INF, -f.x), y = copysignf(NEG_INF, -f.y);
+        s[4 * n] = has0 ? s[4 * n] + poison : x;
+        s[4 * n + 1] = has0 ? s[4 * n + 1] + poison : y;
+        s[4 * n + 2] = has1 ? s[4 * n + 2] + poison : x;
+        s[4 * n + 3] = has1 ? s[4 * n + 3] + poison : y;
     }
 }
 

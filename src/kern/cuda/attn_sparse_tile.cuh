@@ -28,7 +28,7 @@ enum { BAR_MAX = 1, BAR_P = 2, BAR_SUM = 3, BAR_LOOK = 4 /* and 5: of each group
 #define GROW    8.0f
 #define NEG_INF (-__int_as_float(0x7f800000))
 
-/* Largest power of two, smallest, and largest scale of any kind for which fp16 holds code x scale. */
+/* Largest power of two, smallest, and what a scale of any kind stays below, for which fp16 holds code x scale. */
 #define SCALE_POW2_MAX 128.0f
 #define SCALE_POW2_MIN 3.0517578125e-05f
 #define SCALE_MAX      146.0f
@@ -154,7 +154,7 @@ static __device__ __forceinline__ int place_of_key(int key)
 }
 
 /* Loads them, keeps them as fp16 for the second product and says, for all four warps, whether every one is a power of
- * two that fp16 multiplies exactly. fits: whether all of this lane's are at most SCALE_MAX. Keys from nv on count as 1. */
+ * two that fp16 multiplies exactly. fits: whether all of this lane's are below SCALE_MAX. Keys from nv on count as 1. */
 template <int N, int FMT>
 static __device__ __forceinline__ bool scales_look(key_scales &s, const seat &me, uint32_t rows,
                                                    int slot, int nv, bool &fits)
@@ -186,7 +186,7 @@ static __device__ __forceinline__ bool scales_look(key_scales &s, const seat &me
     const uint32_t own = t < 2 ? (t == 0 ? s.h[0] : s.h[1]) : (t == 2 ? s.h[2] : s.h[3]);
     sts16(me.scales + slot * 512, (uint16_t)own);
     sts16(me.scales + slot * 512 + 2 * (place_of_key(8) - place_of_key(0)), (uint16_t)(own >> 16));
-    const bool fast = named_barrier_all(BAR_LOOK + slot % 2, 128, pow2);
+    const bool fast = named_barrier_all(BAR_LOOK + me.group, 128, pow2);
     fits = true;
     if (!fast) {
         float most = 0.0f;
@@ -195,7 +195,7 @@ static __device__ __forceinline__ bool scales_look(key_scales &s, const seat &me
             number = number && s.a[i] == s.a[i] && s.b[i] == s.b[i];
             most = fmaxf(most, fmaxf(fabsf(s.a[i]), fabsf(s.b[i])));
         }
-        fits = __all_sync(~0u, number && most <= SCALE_MAX);
+        fits = __all_sync(~0u, number && most < SCALE_MAX);
     }
     return fast;
 }
