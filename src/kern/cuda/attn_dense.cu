@@ -228,8 +228,11 @@ static cudaError_t map_make(const attn_args *a, int32_t n_page, int at, uint32_t
     const cuuint64_t dim[3] = {n, DENSE_TILE, (cuuint64_t)(n_page > 0 ? n_page : 1)};
     const cuuint64_t stride[2] = {(cuuint64_t)a->row_stride, (cuuint64_t)a->page_stride};
     const cuuint32_t box[3] = {64, DENSE_TILE, 1}, step[3] = {1, 1, 1};
+    /* a pool without pages may have no address; nothing of it is read, but a map must have one */
+    const uintptr_t base = n_page > 0 ? (uintptr_t)a->kv + (uintptr_t)at
+                                      : ((uintptr_t)a->scratch + 255) & ~(uintptr_t)255;
     return encode(map, wide ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
-                  (void *)(a->kv + at), dim, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  (void *)base, dim, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS

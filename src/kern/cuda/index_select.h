@@ -5,6 +5,9 @@
 
 #include "kern/index.h"
 
+/* Keys of a row that are scored; positions a few tiles further are still int32. */
+enum { INDEX_MAX_LEN = INT32_MAX - 1023 };
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -241,14 +241,15 @@ bool agrees(const index_select_args *a, const dev_queue *q)
 /* Lays scratch out; returns its size. base may be NULL. */
 size_t lay_out(const index_select_args *a, const dev_queue *q, uint8_t *base, sel_mem *m)
 {
-    const size_t r = (size_t)group_rows(a);
+    /* as many rows of a group as so many rows allow, however many requests they are of: never less for more rows, so that
+     * the largest shape's scratch does for all */
+    const size_t r = a->in.n_row >= 4 ? 4 : a->in.n_row >= 2 ? 2 : 1;
     const size_t b = (size_t)n_block(q);
     const size_t c = r == 4 ? cap<4>() : cap<1>();
     size_t at = 0;
     m->ticket = (uint32_t *)(base + at);
     at += align_up(b * sizeof *m->ticket);
     m->hist = (uint32_t *)(base + at);
-    /* never less for more rows, so that the largest shape's scratch does for all */
     const size_t most = b / 4 * r;
     const size_t n_hist = (size_t)a->in.n_row < most ? (size_t)a->in.n_row : most;
     at += align_up(n_hist * (N_COARSE + N_FINE) * sizeof *m->hist);

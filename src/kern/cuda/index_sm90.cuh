@@ -20,6 +20,7 @@
 
 #include <float.h>
 #include <math.h>
+#include "kern/cuda/index_select.h"
 #include "kern/cuda/ptx.cuh"
 #include "kern/index.h"
 #include "num/kvfmt.h"
@@ -75,7 +76,7 @@ static __device__ inline ix_group ix_group_at(const index_score_args &a, int32_t
         g.n++;
     }
     g.req = req >= 0 && req < a.n_req ? req : -1;
-    const int32_t wide = min((int64_t)INT32_MAX - 63, (int64_t)a.table_width * KVS_PAGE_TOKENS);
+    const int32_t wide = min((int64_t)INDEX_MAX_LEN, (int64_t)a.table_width * KVS_PAGE_TOKENS);
     len = fixed ? a.col_end - a.col_begin : g.req < 0 ? 0 : min(len, wide);
     g.n_tile = max(1, (int32_t)(((int64_t)len + 63) / 64));
     return g;

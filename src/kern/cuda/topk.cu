@@ -438,7 +438,8 @@ void select_steps(const index_select_args *a, dev_queue *q)
     t.n_col = STEP_COLUMN;
     s.score = (float *)a->scratch;
     s.score_stride = STEP_COLUMN;
-    const int64_t wide = (int64_t)a->in.table_width * KVS_PAGE_TOKENS;
+    const int64_t table = (int64_t)a->in.table_width * KVS_PAGE_TOKENS,
+                  wide = table < INDEX_MAX_LEN ? table : (int64_t)INDEX_MAX_LEN;
     for (int64_t col = 0; col == 0 || col < wide; col += STEP_COLUMN) {
         s.col_begin = (int32_t)col;
         s.col_end = (int32_t)(wide - col < STEP_COLUMN ? wide : col + STEP_COLUMN);
