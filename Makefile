@@ -71,7 +71,7 @@ mpi: setup-mpi
 # What needs no GPU; tools/gpu.sh is for a machine with one.
 cuda: setup
 	$(call build,cuda,--target cuda_targets)
-	ctest --preset cuda -R '^(kern|dev_host|dev_cuda|check_cuda|cuda_cmd|product_(symbols|clash|install|complete)|hdr_cuda_.*)$$'
+	ctest --preset cuda -R '^(kern|cuda_scratch|dev_host|dev_cuda|check_cuda|cuda_cmd|product_(symbols|clash|install|complete)|hdr_cuda_.*)$$'
 
 fuzz: setup-fuzz
 	$(call build,fuzz,--target fuzz_targets)

@@ -106,7 +106,7 @@ endfunction()
 function(kvs_cuda_targets)
     if(KVS_HAVE_CUDA)
         add_custom_target(cuda_targets DEPENDS kvspan kvspan_program test_kern test_dev_host
-            test_dev_cuda test_check_cuda test_cuda_cmd)
+            test_dev_cuda test_check_cuda test_cuda_cmd test_cuda_scratch)
     endif()
 endfunction()
 
