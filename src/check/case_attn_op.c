@@ -271,8 +271,9 @@ static void attn_inf(check_case *k, int32_t index)
     ((attn_expect *)k->expect)->clean_only = 1;
 }
 
-/* Scales from a tile of almost nothing to one of 448 x 128, of single keys and of all, and of queries. Where keys are
- * large queries are small, or the bound of a score would let everything pass. */
+/* Scales from a tile of almost nothing to one of 448 x 128, of single keys and of all, and of queries: those of either
+ * sign or 0, since a key that is not there must weigh nothing under any. Where keys are large queries are
+ * small, or the bound of a score would let everything pass. */
 static void attn_scales(check_case *k, int32_t index)
 {
     static const float small[] = {0x1p-13f, 1e-3f / 448.0f, 3.7f / 448.0f, 0x1p-7f, 0.013f, 1.0f};
@@ -283,7 +284,8 @@ static void attn_scales(check_case *k, int32_t index)
     if (big) {
         float *q_scale = case_buf(k, "q_scale", BUF_IN, EL_F32, (int64_t)a->n_row * a->n_head, 0);
         for (int64_t i = 0; i < (int64_t)a->n_row * a->n_head && !k->failed; i++) {
-            q_scale[i] = 0.25f + 0.125f * (float)gen_pick(&k->r, 16);
+            const float sign = i % 5 == 1 ? -1.0f : i % 7 == 3 ? 0.0f : 1.0f;
+            q_scale[i] = sign * (0.25f + 0.125f * (float)gen_pick(&k->r, 16));
         }
         a->q_scale = q_scale;
     }
