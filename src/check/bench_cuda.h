@@ -11,6 +11,7 @@
 #include "check/bench.h"
 #include "check/check.h"
 #include "check/roof_cuda.h"
+#include "kern/attn.h"
 #include "kvspan/bench.h"
 
 enum { CUDA_MAX_BLOCK = 48, CUDA_MAX_SET = 192, CUDA_BATCH = 40 };
@@ -61,6 +62,15 @@ kvs_status cuda_case_alloc(cuda_case *c, size_t bytes, void **out, kvs_error *er
 int32_t cuda_case_sets(const cuda_case *c, double set_bytes);
 /* Fills `bytes` of the device with repetitions of the host's template. */
 void cuda_case_tile(cuda_case *c, void *dst, int64_t bytes, const void *template_data, int64_t n);
+/* What attention cases have in common. Rows of the pool repeat a template of CUDA_ATTN_ROWS normal rows, which *rows keeps on
+ * the host (also after a failure); fmt, k_scale, n_slot and row_stride are set before. change, may be NULL: done to each
+ * fp8_ds_mla row of the template. */
+enum { CUDA_ATTN_ROWS = 4096, CUDA_ATTN_Q = 588096 };
+kvs_status cuda_attn_rows(cuda_case *c, attn_args *a, void (*change)(uint8_t *row), uint8_t **rows,
+                          kvs_error *err);
+/* bf16 queries, repetitions of the CUDA_ATTN_Q values that *q keeps on the host, f32 outputs and LSE of n_set sets;
+ * stats, and scratch filled with 0xFF. */
+kvs_status cuda_attn_ends(cuda_case *c, attn_args *a, int32_t n_set, uint16_t **q, kvs_error *err);
 /* The bounds of the variant under test. */
 check_variant cuda_case_variant(const cuda_case *c);
 

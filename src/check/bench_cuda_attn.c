@@ -16,13 +16,7 @@
 #include "check/bench_cuda.h"
 #include "check/case_attn.h"
 
-enum {
-    DIM = KVS_ROW_DIM,
-    VDIM = KVS_LATENT_DIM,
-    PAGE = KVS_PAGE_TOKENS,
-    N_TEMPLATE = 4096,
-    N_Q = 588096
-};
+enum { DIM = KVS_ROW_DIM, VDIM = KVS_LATENT_DIM, PAGE = KVS_PAGE_TOKENS };
 
 typedef struct attn_bench {
     attn_args a;                    /* of set 0, pointers of the device */
@@ -31,8 +25,8 @@ typedef struct attn_bench {
     int32_t *count;                 /* [n_set, n_row, n_lane] */
     int64_t *n_key;                 /* [n_set] entries that are attended */
     uint32_t *sink;
-    uint8_t *rows; /* [N_TEMPLATE] of the cache */
-    uint16_t *q;   /* [N_Q] */
+    uint8_t *rows; /* [CUDA_ATTN_ROWS] of the cache */
+    uint16_t *q;   /* [CUDA_ATTN_Q] */
 } attn_bench;
 
 static attn_args args_of(const cuda_case *c, int32_t set)
@@ -138,23 +132,7 @@ static kvs_status make_pool(cuda_case *c, attn_bench *s, kvs_error *err)
     a->row_stride = orc_row_bytes(a->fmt);
     a->page_stride = a->row_stride * PAGE;
     a->n_slot = c->p.batch * shard_cdiv(shard_len(geom, c->p.len), PAGE) * PAGE;
-    const int64_t n = N_TEMPLATE * a->row_stride;
-    s->rows = mem_alloc((size_t)n, 0);
-    void *p = NULL;
-    TRY(cuda_case_alloc(c, (size_t)(a->n_slot * a->row_stride), &p, err));
-    if (s->rows == NULL) {
-        return err_set(err, KVS_NOMEM, "no memory for the rows of a case");
-    }
-    for (int64_t i = 0; i < N_TEMPLATE; i++) {
-        uint8_t *row = s->rows + i * a->row_stride;
-        gen_row(&c->r, a->fmt, a->k_scale, row, 1.0f);
-        if (a->fmt == KVS_KV_FP8_DS_MLA) {
-            scales_to_pow2(row);
-        }
-    }
-    cuda_case_tile(c, p, a->n_slot * a->row_stride, s->rows, n);
-    a->kv = p;
-    return KVS_OK;
+    return cuda_attn_rows(c, a, scales_to_pow2, &s->rows, err);
 }
 
 static kvs_status make_rest(cuda_case *c, attn_bench *s, kvs_error *err)
@@ -164,32 +142,9 @@ static kvs_status make_rest(cuda_case *c, attn_bench *s, kvs_error *err)
     s->q_set = (size_t)a->n_row * (size_t)a->n_head * DIM;
     s->out_set = (size_t)a->n_row * (size_t)a->n_head * VDIM;
     s->lse_set = (size_t)a->n_row * (size_t)a->n_head;
-    s->q = mem_alloc(N_Q * sizeof *s->q, 0);
-    if (s->q == NULL) {
-        return err_set(err, KVS_NOMEM, "no memory for the queries of a case");
-    }
-    gen_bf16(&c->r, s->q, N_Q, 1.5f);
-    const size_t q_bytes = (size_t)c->n_set * s->q_set * sizeof(uint16_t);
-    TRY(cuda_case_alloc(c, q_bytes, &p, err));
-    cuda_case_tile(c, p, (int64_t)q_bytes, s->q, N_Q * (int64_t)sizeof *s->q);
-    a->q = p;
-    a->q_type = KVS_DTYPE_BF16;
-    a->q_stride_head = DIM;
-    a->q_stride_row = (int64_t)a->n_head * DIM;
-    a->softmax_scale = 1.0f / 24.0f; /* 576^-1/2 */
-    TRY(cuda_case_alloc(c, (size_t)c->n_set * s->out_set * sizeof(float), &p, err));
-    a->out = p;
-    a->out_stride_head = VDIM;
-    a->out_stride_row = (int64_t)a->n_head * VDIM;
-    TRY(cuda_case_alloc(c, (size_t)c->n_set * s->lse_set * sizeof(float), &p, err));
-    a->lse = p;
-    TRY(cuda_case_alloc(c, sizeof(attn_stats), &p, err));
-    a->stats = p;
+    TRY(cuda_attn_ends(c, a, c->n_set, &s->q, err));
     TRY(cuda_case_alloc(c, 64, &p, err));
     s->sink = p;
-    a->scratch_bytes = c->b->kern.attn_scratch(a, &c->b->queue);
-    TRY(cuda_case_alloc(c, a->scratch_bytes, &a->scratch, err));
-    dev_cuda.fill(a->scratch, 0xFF, a->scratch_bytes);
     c->byte += 2.0 * (double)s->q_set + 4.0 * (double)(s->out_set + s->lse_set);
     return KVS_OK;
 }
@@ -247,7 +202,7 @@ static int row_fetch(const cuda_case *c, int32_t row, row_work *w)
     one->q = q;
     orc_attn_keys(one, 0, &w->keys);
     for (int64_t i = 0; i < w->keys.n; i++) {
-        memcpy(rows + i * row_bytes, s->rows + w->keys.slot[i] % N_TEMPLATE * row_bytes,
+        memcpy(rows + i * row_bytes, s->rows + w->keys.slot[i] % CUDA_ATTN_ROWS * row_bytes,
                (size_t)row_bytes);
         w->keys.slot[i] = (int32_t)i;
     }

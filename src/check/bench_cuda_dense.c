@@ -14,13 +14,7 @@
 #include "check/bench_cuda.h"
 #include "check/case_attn.h"
 
-enum {
-    DIM = KVS_ROW_DIM,
-    VDIM = KVS_LATENT_DIM,
-    PAGE = KVS_PAGE_TOKENS,
-    N_TEMPLATE = 4096,
-    N_Q = 588096
-};
+enum { DIM = KVS_ROW_DIM, VDIM = KVS_LATENT_DIM, PAGE = KVS_PAGE_TOKENS };
 
 typedef struct dense_bench {
     attn_args a;    /* of set 0, pointers of the device */
@@ -28,8 +22,8 @@ typedef struct dense_bench {
     int32_t *table; /* [n_set, batch, pages] on the host */
     int32_t *len;   /* [n_row] */
     int64_t n_key;  /* of a set */
-    uint8_t *rows;  /* [N_TEMPLATE] of the cache */
-    uint16_t *q;    /* [N_Q] */
+    uint8_t *rows;  /* [CUDA_ATTN_ROWS] of the cache */
+    uint16_t *q;    /* [CUDA_ATTN_Q] */
 } dense_bench;
 
 static void launch(cuda_case *c, int32_t set)
@@ -94,53 +88,12 @@ static kvs_status make_tables(cuda_case *c, dense_bench *s, kvs_error *err)
     return st;
 }
 
-static kvs_status make_pool(cuda_case *c, dense_bench *s, kvs_error *err)
-{
-    attn_args *a = &s->a;
-    const int64_t n = N_TEMPLATE * a->row_stride;
-    s->rows = mem_alloc((size_t)n, 0);
-    void *p = NULL;
-    TRY(cuda_case_alloc(c, (size_t)(a->n_slot * a->row_stride), &p, err));
-    if (s->rows == NULL) {
-        return err_set(err, KVS_NOMEM, "no memory for the rows of a case");
-    }
-    for (int64_t i = 0; i < N_TEMPLATE; i++) {
-        gen_row(&c->r, a->fmt, a->k_scale, s->rows + i * a->row_stride, 1.0f);
-    }
-    cuda_case_tile(c, p, a->n_slot * a->row_stride, s->rows, n);
-    a->kv = p;
-    return KVS_OK;
-}
-
 static kvs_status make_rest(cuda_case *c, dense_bench *s, kvs_error *err)
 {
     attn_args *a = &s->a;
-    void *p = NULL;
     const size_t heads = (size_t)a->n_row * (size_t)a->n_head;
-    s->q = mem_alloc(N_Q * sizeof *s->q, 0);
-    if (s->q == NULL) {
-        return err_set(err, KVS_NOMEM, "no memory for the queries of a case");
-    }
-    gen_bf16(&c->r, s->q, N_Q, 1.5f);
-    TRY(cuda_case_alloc(c, heads * DIM * sizeof(uint16_t), &p, err));
-    cuda_case_tile(c, p, (int64_t)(heads * DIM * sizeof(uint16_t)), s->q,
-                   N_Q * (int64_t)sizeof *s->q);
-    a->q = p;
-    a->q_type = KVS_DTYPE_BF16;
-    a->q_stride_head = DIM;
-    a->q_stride_row = (int64_t)a->n_head * DIM;
-    a->softmax_scale = 1.0f / 24.0f; /* 576^-1/2 */
-    TRY(cuda_case_alloc(c, heads * VDIM * sizeof(float), &p, err));
-    a->out = p;
-    a->out_stride_head = VDIM;
-    a->out_stride_row = (int64_t)a->n_head * VDIM;
-    TRY(cuda_case_alloc(c, heads * sizeof(float), &p, err));
-    a->lse = p;
-    TRY(cuda_case_alloc(c, sizeof(attn_stats), &p, err));
-    a->stats = p;
-    a->scratch_bytes = c->b->kern.attn_scratch(a, &c->b->queue);
-    TRY(cuda_case_alloc(c, a->scratch_bytes, &a->scratch, err));
-    dev_cuda.fill(a->scratch, 0xFF, a->scratch_bytes);
+    TRY(cuda_attn_rows(c, a, NULL, &s->rows, err));
+    TRY(cuda_attn_ends(c, a, 1, &s->q, err));
     c->flop = 2.0 * (DIM + VDIM) * a->n_head * (double)s->n_key;
     const shard_geom geom = {.n = c->p.dcp, .i = 1};
     c->byte = (double)a->row_stride * c->p.batch * (double)shard_len(geom, c->p.len) +
@@ -192,7 +145,7 @@ static void row_keys(const cuda_case *c, int32_t row, row_work *w)
     const int32_t *table = s->table + row / c->p.q * s->pages;
     for (int64_t i = 0; i < s->len[row]; i++) {
         const int64_t slot = (int64_t)table[i / PAGE] * PAGE + i % PAGE;
-        memcpy((uint8_t *)w->one.kv + i * bytes, s->rows + slot % N_TEMPLATE * bytes,
+        memcpy((uint8_t *)w->one.kv + i * bytes, s->rows + slot % CUDA_ATTN_ROWS * bytes,
                (size_t)bytes);
         w->keys.slot[i] = (int32_t)i;
         w->keys.seg[i] = (int32_t)(i / ATTN_SEGMENT);
@@ -286,6 +239,5 @@ kvs_status cuda_setup_dense(cuda_case *c, kvs_error *err)
     s->pages = shard_cdiv(shard_len(geom, c->p.len), PAGE);
     c->n_set = cuda_case_sets(c, (double)(c->p.batch * s->pages) * (double)a->page_stride);
     TRY(make_tables(c, s, err));
-    TRY(make_pool(c, s, err));
     return make_rest(c, s, err);
 }

@@ -625,6 +625,27 @@ int mkmodel_temp(const char *name, const char *dtype, int shards, char *dir, siz
     return -1;
 }
 
+int mkmodel_temp_text(const char *name, const char *dtype, const char *other, char *dir,
+                      size_t cap_dir, char *msg, size_t cap)
+{
+    char from[4096];
+    char to[512];
+    if (mkmodel_temp(name, dtype, 1, dir, cap_dir, msg, cap) != 0) {
+        return -1;
+    }
+    if (realpath(other, from) != NULL &&
+        strlen(from) + sizeof "/tokenizer.json" <= sizeof from) {
+        strcat(from, "/tokenizer.json");
+        snprintf(to, sizeof to, "%s/tokenizer.json", dir);
+        if (symlink(from, to) == 0) {
+            return 0;
+        }
+    }
+    snprintf(msg, cap, "no tokenizer.json of %s beside %s: %s", other, dir, strerror(errno));
+    mkmodel_remove(dir);
+    return -1;
+}
+
 void mkmodel_remove(const char *dir)
 {
     DIR *const d = opendir(dir);

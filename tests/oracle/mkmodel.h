@@ -22,6 +22,10 @@ int mkmodel_write(const char *variant, const char *dtype, int shards, const char
 int mkmodel_temp(const char *variant, const char *dtype, int shards, char *dir, size_t cap_dir,
                  char *msg, size_t cap);
 
+/* The same with one shard, and the tokenizer.json of the folder `other` linked beside it. */
+int mkmodel_temp_text(const char *variant, const char *dtype, const char *other, char *dir,
+                      size_t cap_dir, char *msg, size_t cap);
+
 /* Removes a folder of mkmodel_temp with the files in it. */
 void mkmodel_remove(const char *dir);
 

@@ -6,8 +6,8 @@
 
 #include "kern/cuda/attn_dense.cuh"
 #include "kern/cuda/attn_dense.h"
-#include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/cuda.h"
+#include "kern/cuda/launch.cuh"
 #include "kern/cuda/ptx.cuh"
 #include "num/kvfmt.h"
 
@@ -92,7 +92,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS)
             top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
         bad = __any_sync(~0u, bad);
         for (int i = threadIdx.x; i < n; i += 32) {
-            const float l = weight[i], w = bad || l == NEG_INF ? 0.0f : dense_exp2(l - top);
+            const float l = weight[i], w = bad || l == NEG_INF ? 0.0f : exp2_approx(l - top);
             weight[i] = w;
             sum += w;
         }
@@ -296,12 +296,12 @@ cudaError_t attn_dense_launch(const attn_args *a, int n_sm, cudaStream_t stream)
                                             : DENSE_DS;
     cudaError_t e = maps_make(a, kind, &p);
     if (e == cudaSuccess && a->stats != NULL)
-        e = sparse_launch(attn_dense_count, dim3((unsigned)a->n_row), COUNT_THREADS, 0, false, c,
+        e = launch_kernel(attn_dense_count, dim3((unsigned)a->n_row), COUNT_THREADS, 0, false, c,
                           stream);
     if (e == cudaSuccess)
         e = attn_dense_main_launch(p, kind, stream);
     if (e == cudaSuccess && p.work.n_part > 1)
-        e = sparse_launch(attn_dense_merge, dim3(p.work.n_part, p.work.span * p.n_head),
+        e = launch_kernel(attn_dense_merge, dim3(p.work.n_part, p.work.span * p.n_head),
                           MERGE_THREADS, 0, true, p, stream);
     return e;
 }

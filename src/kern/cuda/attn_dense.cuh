@@ -59,13 +59,6 @@ struct dense_params {
     unsigned long long *n_nan; /* may be NULL                                                  */
 };
 
-__device__ inline float dense_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* kind: the rows of the pool. */
 enum { DENSE_BF16, DENSE_FP8, DENSE_DS };
 cudaError_t attn_dense_main_launch(const dense_params &p, int kind, cudaStream_t stream);

@@ -21,7 +21,8 @@
 #include <cuda_bf16.h>
 
 #include "kern/cuda/attn_dense_copy.cuh"
-#include "kern/cuda/attn_sparse_main.cuh"
+#include "kern/cuda/attn_out.cuh"
+#include "kern/cuda/launch.cuh"
 
 /* ---- consumers: a tile that not all rows attend whole ---------------------------------------- */
 
@@ -129,13 +130,13 @@ static __device__ __forceinline__ two weights(float (&s)[32], uint32_t (&w)[16],
     ref.y = my > was.y + GROW ? my : was.y;
     const float sx = ref.x == NEG_INF ? 0.0f : ref.x, sy = ref.y == NEG_INF ? 0.0f : ref.y;
     two alpha;
-    alpha.x = ref.x == was.x ? 1.0f : dense_exp2(was.x - ref.x);
-    alpha.y = ref.y == was.y ? 1.0f : dense_exp2(was.y - ref.y);
+    alpha.x = ref.x == was.x ? 1.0f : exp2_approx(was.x - ref.x);
+    alpha.y = ref.y == was.y ? 1.0f : exp2_approx(was.y - ref.y);
     float lx = 0.0f, ly = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        const float a = dense_exp2(s[4 * j] - sx), b = dense_exp2(s[4 * j + 1] - sx);
-        const float c = dense_exp2(s[4 * j + 2] - sy), d = dense_exp2(s[4 * j + 3] - sy);
+        const float a = exp2_approx(s[4 * j] - sx), b = exp2_approx(s[4 * j + 1] - sx);
+        const float c = exp2_approx(s[4 * j + 2] - sy), d = exp2_approx(s[4 * j + 3] - sy);
         lx += a + b;
         ly += c + d;
         const __nv_bfloat162 u = __floats2bfloat162_rn(a, b), v = __floats2bfloat162_rn(c, d);
@@ -222,8 +223,8 @@ static __device__ __forceinline__ two weights_take(uint32_t smem, uint32_t ref_a
 static __device__ __forceinline__ two ref_take(two &ref, two to, two &l)
 {
     two alpha;
-    alpha.x = to.x == ref.x ? 1.0f : dense_exp2(ref.x - to.x);
-    alpha.y = to.y == ref.y ? 1.0f : dense_exp2(ref.y - to.y);
+    alpha.x = to.x == ref.x ? 1.0f : exp2_approx(ref.x - to.x);
+    alpha.y = to.y == ref.y ? 1.0f : exp2_approx(ref.y - to.y);
     l.x *= alpha.x;
     l.y *= alpha.y;
     ref = to;
@@ -237,25 +238,6 @@ struct target {
     bool partial;
     int64_t slot; /* of partials: of the item's first row and head */
 };
-
-static __device__ __forceinline__ void pair_store(void *base, bool bf16, bool wide, int64_t at,
-                                                  float a, float b)
-{
-    if (!bf16) {
-        float *o = (float *)base + at;
-        if (wide)
-            *(float2 *)o = make_float2(a, b);
-        else
-            o[0] = a, o[1] = b;
-        return;
-    }
-    uint16_t *o = (uint16_t *)base + at;
-    const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-    if (wide)
-        *(__nv_bfloat162 *)o = v;
-    else
-        o[0] = *(const uint16_t *)&v.x, o[1] = *(const uint16_t *)&v.y;
-}
 
 /* One row of M: normalised values, lse. `sum` is the row sum, NaN where the row is to be dropped. */
 static __device__ __forceinline__ void row_store(const dense_params &p, const dense_unit &u,
@@ -273,8 +255,8 @@ static __device__ __forceinline__ void row_store(const dense_params &p, const de
 #pragma unroll
     for (int j = 0; j < 32; j++) {
         const float a = o[4 * j + 2 * odd], b = o[4 * j + 2 * odd + 1];
-        pair_store(base, bf16, wide, at + col + 8 * j, f == 0.0f ? 0.0f : a * f,
-                   f == 0.0f ? 0.0f : b * f);
+        out_pair(base, bf16, wide, at + col + 8 * j, f == 0.0f ? 0.0f : a * f,
+                 f == 0.0f ? 0.0f : b * f);
     }
     if (!first)
         return;
@@ -300,7 +282,7 @@ static __device__ void empty_store(const dense_params &p, const dense_unit &u, c
         }
         const int64_t at = row * p.out_stride_row + head * p.out_stride_head;
         for (int d = 2 * lane; d < DENSE_VDIM; d += 64)
-            pair_store(p.out, p.out_bf16, p.out_wide, at + d, 0.0f, 0.0f);
+            out_pair(p.out, p.out_bf16, p.out_wide, at + d, 0.0f, 0.0f);
         if (lane == 0)
             p.lse[(int64_t)row * p.n_head + head] = NEG_INF;
     }
@@ -629,7 +611,7 @@ template <int KIND> static cudaError_t main_launch(const dense_params &p, cudaSt
         attn_dense_main<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
     if (e != cudaSuccess)
         return e;
-    return sparse_launch(attn_dense_main<KIND>, dim3(p.work.n_part * p.n_side),
+    return launch_kernel(attn_dense_main<KIND>, dim3(p.work.n_part * p.n_side),
                          budget<KIND>::threads, SMEM_BYTES, true, p, stream);
 }
 

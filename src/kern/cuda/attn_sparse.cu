@@ -7,6 +7,7 @@
 #include "kern/cuda/attn_sparse.h"
 #include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/cuda.h"
+#include "kern/cuda/launch.cuh"
 #include "kern/cuda/ptx.cuh"
 #include "kern/exp.h"
 
@@ -184,7 +185,7 @@ static __global__ void __launch_bounds__(32 * MERGE_HEADS)
     float weight = 0.0f;
     for (int i = part; i <= cut.y && !bad; i++) {
         const int64_t at = (2 * (int64_t)i + (i == part)) * p.n_head + head;
-        const float l = p.part_lse[at], w = l == NEG_INF ? 0.0f : sparse_exp2(l - top);
+        const float l = p.part_lse[at], w = l == NEG_INF ? 0.0f : exp2_approx(l - top);
         const slice s = slice_load(p.part_out + at * SPARSE_VDIM, lane);
         weight += w;
         for (int k = 0; k < 4 && w > 0.0f; k++) {
@@ -323,17 +324,17 @@ static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_ro
 {
     const int y = (p.n_head + MERGE_HEADS - 1) / MERGE_HEADS, threads = 32 * MERGE_HEADS;
     if (!p.whole)
-        return sparse_launch(attn_sparse_merge, dim3(p.n_part, y), threads, 0, true, p, stream);
+        return launch_kernel(attn_sparse_merge, dim3(p.n_part, y), threads, 0, true, p, stream);
     const dim3 grid((unsigned)n_row, y);
     switch (n_lane) {
     case 1:
-        return sparse_launch(attn_sparse_tree<1>, grid, threads, 0, true, p, stream);
+        return launch_kernel(attn_sparse_tree<1>, grid, threads, 0, true, p, stream);
     case 2:
-        return sparse_launch(attn_sparse_tree<2>, grid, threads, 0, true, p, stream);
+        return launch_kernel(attn_sparse_tree<2>, grid, threads, 0, true, p, stream);
     case 4:
-        return sparse_launch(attn_sparse_tree<4>, grid, threads, 0, true, p, stream);
+        return launch_kernel(attn_sparse_tree<4>, grid, threads, 0, true, p, stream);
     default:
-        return sparse_launch(attn_sparse_tree<8>, grid, threads, 0, true, p, stream);
+        return launch_kernel(attn_sparse_tree<8>, grid, threads, 0, true, p, stream);
     }
 }
 
@@ -356,7 +357,7 @@ static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int6
     k.begin = (int32_t *)(base + l.begin);
     k.stats = a->stats;
     cudaError_t e =
-        sparse_launch(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
+        launch_kernel(attn_sparse_pack, dim3((unsigned)n_row), PACK_THREADS, 0, false, k, stream);
     if (e != cudaSuccess)
         return e;
 

@@ -111,11 +111,4 @@ __device__ inline int32_t sparse_part_of(int32_t at, int32_t w, int32_t n_part)
     return (int32_t)(((int64_t)(at + 1) * n_part - 1) / w);
 }
 
-__device__ inline float sparse_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 #endif

@@ -11,10 +11,12 @@
  * group g scores the even (0) or odd (1) tiles; both meet once, when P is there (attn_sparse_softmax.cuh), then each adds
  * V^T P^T of both tiles for its half of the 512 value dims.
  */
+#include "kern/cuda/attn_out.cuh"
 #include "kern/cuda/attn_sparse_keys.cuh"
 #include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/attn_sparse_queries.cuh"
 #include "kern/cuda/attn_sparse_softmax.cuh"
+#include "kern/cuda/launch.cuh"
 
 /* ---- values -------------------------------------------------------------------------------- */
 
@@ -100,25 +102,6 @@ static __device__ __forceinline__ void values_of_pair(state<N> &st, value_ahead 
 }
 
 /* ---- results ------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void out_pair(void *base, bool bf16, bool wide, int64_t at,
-                                                float a, float b)
-{
-    if (!bf16) {
-        float *o = (float *)base + at;
-        if (wide)
-            *(float2 *)o = make_float2(a, b);
-        else
-            o[0] = a, o[1] = b;
-        return;
-    }
-    uint16_t *o = (uint16_t *)base + at;
-    const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-    if (wide)
-        *(uint32_t *)o = *(const uint32_t *)&v;
-    else
-        o[0] = *(const uint16_t *)&v.x, o[1] = *(const uint16_t *)&v.y;
-}
 
 static __device__ __forceinline__ void out_one(void *base, bool bf16, int64_t at, float a)
 {
@@ -463,7 +446,7 @@ static cudaError_t main_launch(const sparse_params &p, cudaStream_t stream)
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::bytes);
     if (e != cudaSuccess)
         return e;
-    return sparse_launch(attn_sparse_main<N, FMT>, dim3(p.n_part * p.n_group), THREADS, L::bytes,
+    return launch_kernel(attn_sparse_main<N, FMT>, dim3(p.n_part * p.n_group), THREADS, L::bytes,
                          true, p, stream);
 }
 

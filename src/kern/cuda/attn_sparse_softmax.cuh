@@ -163,8 +163,8 @@ static __device__ __forceinline__ bool weights(const float (&s)[N / 2], float (&
                         c = score_over(s[4 * i + 2], h[j].f.x, h[j].ref.x),
                         d = score_over(s[4 * i + 3], h[j].f.y, h[j].ref.y);
             top = max_nan(max_nan(top, max_nan(a, b)), max_nan(c, d));
-            const float pa = sparse_exp2(a), pb = sparse_exp2(b), pc = sparse_exp2(c),
-                        pd = sparse_exp2(d);
+            const float pa = exp2_approx(a), pb = exp2_approx(b), pc = exp2_approx(c),
+                        pd = exp2_approx(d);
             sum[2 * i] = pa + pc;
             sum[2 * i + 1] = pb + pd;
             w[2 * j] = weights_pack<FMT>(pa, pb);
@@ -219,7 +219,7 @@ template <int N, int FMT> struct head_move {
     }
     __device__ __forceinline__ float alpha() const
     {
-        return ref == was ? 1.0f : sparse_exp2(was - ref);
+        return ref == was ? 1.0f : exp2_approx(was - ref);
     }
 };
 
@@ -265,8 +265,8 @@ static __device__ __forceinline__ bool weights_move(state<N> &st, const float (&
                 const float f = e ? h.f.y : h.f.x,
                             ref = head_move<N, FMT>(cur, first, 8 * i + me.lane % 4 * 2 + e).ref;
                 const float sub = ref == NEG_INF ? 0.0f : ref;
-                p[e] = sparse_exp2(score_over(s[4 * i + e], f, sub));
-                p[e + 2] = sparse_exp2(score_over(s[4 * i + e + 2], f, sub));
+                p[e] = exp2_approx(score_over(s[4 * i + e], f, sub));
+                p[e + 2] = exp2_approx(score_over(s[4 * i + e + 2], f, sub));
                 sum[2 * i + e] = any ? p[e] + p[e + 2] : 0.0f;
             }
             w[2 * (i - n)] = weights_pack<FMT>(p[0], p[1]);

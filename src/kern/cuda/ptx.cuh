@@ -105,13 +105,6 @@ __device__ __forceinline__ float2 lds_f2(uint32_t at)
     return v;
 }
 
-__device__ __forceinline__ int2 lds_i2(uint32_t at)
-{
-    int2 v;
-    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
-    return v;
-}
-
 __device__ __forceinline__ uint32_t lds32(uint32_t at)
 {
     uint32_t v;
@@ -158,6 +151,16 @@ __device__ __forceinline__ void stmatrix4_trans(uint32_t at, uint32_t a, uint32_
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
+}
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+/* 2^x to about two units in the last place; what is subnormal is 0. */
+__device__ __forceinline__ float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* ---- groups of warps ----------------------------------------------------------------------- */
