@@ -178,6 +178,26 @@ static __device__ __forceinline__ int page_of(const pages &g, int i)
     return i < 32 ? a : b;
 }
 
+/* Comes to tile b of a share, after pages_begin or tile b - 1; returns what page_of calls it. */
+static __device__ __forceinline__ int pages_step(pages &g, const dense_params &p,
+                                                 const int32_t *table, const share &s, int b)
+{
+    const int i = (b - s.b0) & 31;
+    if (i == 0) {
+        g.cur = g.next;
+        g.next = page_load(p, table, b + 32 + threadIdx.x % 32, s.b1);
+    }
+    return i;
+}
+
+static __device__ __forceinline__ pages pages_begin(const dense_params &p, const int32_t *table,
+                                                    const share &s)
+{
+    pages g;
+    g.next = page_load(p, table, s.b0 + threadIdx.x % 32, s.b1);
+    return g;
+}
+
 /* Warp 8: pages of bf16 rows as they are. */
 static __device__ void pages_copy(const dense_params &p, dense_walk w, uint32_t smem, int side)
 {
@@ -189,14 +209,9 @@ static __device__ void pages_copy(const dense_params &p, dense_walk w, uint32_t 
         if (s.b0 >= s.b1)
             continue;
         const int32_t *table = p.table + s.req * p.table_stride;
-        pages g;
-        g.next = page_load(p, table, s.b0 + lane, s.b1);
+        pages g = pages_begin(p, table, s);
         for (int b = s.b0; b < s.b1; b++, n_tile++) {
-            const int i = (b - s.b0) & 31;
-            if (i == 0) {
-                g.cur = g.next;
-                g.next = page_load(p, table, b + 32 + lane, s.b1);
-            }
+            const int i = pages_step(g, p, table, s, b);
             const int page = page_of(g, i);
             if (lane == 0) {
                 const int buf = n_tile & 1;
@@ -336,18 +351,13 @@ static __device__ void codes_run(const dense_params &p, dense_walk w, uint32_t s
         if (s.b0 >= s.b1)
             continue;
         const int32_t *table = p.table + s.req * p.table_stride;
-        pages g;
-        g.next = page_load(p, table, s.b0 + lane, s.b1);
+        pages g = pages_begin(p, table, s);
         bool asked = false; /* by thread CONSUMERS: the page of the tile in hand */
         mbar_wait(smem + AT_QFREE, (n_share & 1) ^ 1);
         queries_copy(p, s, head0, n_head, smem, i, 2 * COPIERS);
         n_share++;
         for (int b = s.b0; b < s.b1; b++, n++) {
-            const int at = (b - s.b0) & 31;
-            if (at == 0) {
-                g.cur = g.next;
-                g.next = page_load(p, table, b + 32 + lane, s.b1);
-            }
+            const int at = pages_step(g, p, table, s, b);
             const int page = page_of(g, at), after = page_of(g, at + 1);
             const int buf = n & 1;
             const uint32_t full = smem + AT_FULL + buf * N_COL * 8, parity = n / 2 & 1;
