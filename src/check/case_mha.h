@@ -13,7 +13,7 @@ typedef struct mha_shape {
 } mha_shape;
 
 typedef struct mha_expect {
-    float *out_a, *lse_a; /* what earlier blocks gave, as the outputs are laid out; NULL with first */
+    float *out_a, *lse_a; /* what earlier calls gave, as the outputs are laid out; NULL with first */
     int32_t *pick;        /* [n_row] heads the oracle works out: this one of each row, or all: -1   */
     orc_mha *o;           /* [n_row, n_head] of those */
     uint64_t n_nan;
@@ -21,9 +21,11 @@ typedef struct mha_expect {
     int32_t spread;       /* data without structure: the norm of an error is held, too */
     int32_t clean_only;   /* only that nothing but finite values and lse -inf come out */
     float *out2, *lse2;   /* computed a second way; NULL elsewhere */
+    const int32_t *len;      /* [n_row] as built: a run must not look at the buffers          */
+    const int32_t *part_len; /* [2, n_row] lengths of the calls of that way, where it is several calls */
 } mha_expect;
 
-/* A case of a shape with operands of `type`; first: no earlier blocks. Everything is filled. */
+/* A case of a shape with operands of `type`; first: no earlier calls. Everything is filled. */
 mha_args *mha_new(check_case *k, const mha_shape *s, int32_t type, int32_t first);
 /* A second pair of outputs. */
 void mha_second(check_case *k);

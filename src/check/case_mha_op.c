@@ -27,6 +27,11 @@ static const mha_shape g_blocks[] = {
     {0, 2, 128, 128, 64, {1, -1}},
     {9, 1, 300, 300, 66, {66, 65, 64, -1}},
     {4, 2, 32, 48, 0, {0, -1}},
+    /* several blocks */
+    {150, 2, 128, 128, 1300, {-1}},
+    {24, 2, 24, 40, 1100, {1100, 512, 513, 0, 1024, 1025, 700, -1}},
+    {70, 1, 64, 128, 1537, {1537, 1536, 1535, 511, 1, -1}},
+    {9, 3, 40, 24, 1024, {-1}},
 };
 enum { N_BLOCK = sizeof g_blocks / sizeof *g_blocks };
 
@@ -55,8 +60,9 @@ static void mha_odd_lengths(check_case *k, int32_t index)
 static void mha_past_len(check_case *k, int32_t index)
 {
     static const int32_t cuts[] = {63, 64, 65, 1, 30, 127};
-    const int32_t cut = cuts[index % 6];
-    const mha_shape s = {37, 2, 24, 40, 140, {cut, cut / 2, 0, cut + 10, cut - 1, -1}};
+    const int32_t before = index % 4 < 2 ? 0 : MHA_BLOCK;
+    const int32_t cut = before + cuts[index % 6];
+    const mha_shape s = {37, 2, 24, 40, before + 140, {cut, cut / 2, 0, cut + 10, cut - 1, -1}};
     mha_new(k, &s, type_of(index + index / 6), index % 3 == 0);
     mha_poison_keys(k, cut);
     mha_finish(k);
@@ -69,8 +75,10 @@ static void mha_alone(check_case *k, int32_t index)
         {40, 3, 128, 128, 67, {67, 5, 64, 0, 33, 63, 1, -1}},
         {270, 1, 16, 16, 300, {-1}},
         {19, 2, 33, 17, 512, {512, 511, 449, 448, 447, -1}},
+        {21, 2, 24, 40, 1100, {1100, 512, 513, 0, 1024, 1025, 700, -1}},
+        {150, 1, 128, 128, 700, {-1}},
     };
-    mha_new(k, &shapes[index % 4], type_of(index + index / 4), index % 3 != 1);
+    mha_new(k, &shapes[index % 6], type_of(index + index / 6), index % 3 != 1);
     mha_second(k);
     mha_finish(k);
 }
@@ -88,7 +96,7 @@ static void mha_alone_run(const kern_table *t, check_case *k, dev_queue *q)
             a.q = (const uint8_t *)a.q + at * (a.type == KVS_DTYPE_F32 ? 4 : 2);
             a.kv += head * a.kv_stride_head;
             a.len += row;
-            a.n_key = a.len[0];
+            a.n_key = e->len[row];
             a.n_row = 1;
             a.n_head = 1;
             a.out = e->out2 + row * a.out_stride_row + head * a.out_stride_head;
@@ -96,6 +104,46 @@ static void mha_alone_run(const kern_table *t, check_case *k, dev_queue *q)
             a.n_nan = NULL;
             mha_call(t, k, q, &a);
         }
+    }
+}
+
+/* The blocks of a call in one call, and in several: of one block, then of the rest. */
+static void mha_parts(check_case *k, int32_t index)
+{
+    static const mha_shape shapes[] = {
+        {150, 2, 128, 128, 1300, {-1}},
+        {40, 3, 24, 40, 2000, {2000, 512, 513, 0, 1024, 1025, 700, 1}},
+        {70, 1, 128, 64, 1024, {1024, 1023, 512, -1}},
+    };
+    const mha_args *a = mha_new(k, &shapes[index % 3], type_of(index + index / 3), index % 4 < 2);
+    int32_t *len = case_buf(k, "len of parts", BUF_IN, EL_I32, 2 * (int64_t)a->n_row, 0);
+    for (int32_t row = 0; row < a->n_row && !k->failed; row++) {
+        len[row] = a->len[row];
+        len[a->n_row + row] = a->len[row] - MHA_BLOCK;
+    }
+    mha_second(k);
+    mha_expect *e = k->expect;
+    e->part_len = len;
+    mha_finish(k);
+}
+
+static void mha_parts_run(const kern_table *t, check_case *k, dev_queue *q)
+{
+    const mha_args *whole = k->args;
+    const mha_expect *e = k->expect;
+    mha_run(t, k, q);
+    for (int64_t part = 0; part < 2; part++) {
+        mha_args a = *whole;
+        const int64_t key0 = part * MHA_BLOCK;
+        a.n_key = part == 0 ? MHA_BLOCK : whole->n_key - MHA_BLOCK;
+        a.kv += key0 * a.kv_stride_key;
+        a.rope = (const uint8_t *)a.rope + key0 * a.rope_stride * (a.type == KVS_DTYPE_F32 ? 4 : 2);
+        a.len = e->part_len + part * a.n_row;
+        a.first = whole->first && part == 0;
+        a.out = e->out2;
+        a.lse = e->lse2;
+        a.n_nan = NULL;
+        mha_call(t, k, q, &a);
     }
 }
 
@@ -128,12 +176,20 @@ static void mha_huge(check_case *k, int32_t index)
 /* A NaN in a key, in a value or in a query drops the block of whoever meets it, and of nobody else. */
 static void mha_nan(check_case *k, int32_t index)
 {
-    const mha_shape s = {35, 3, 40, 24, 100, {100, 20, 50, 70, 0, -1}};
-    mha_args *a = mha_new(k, &s, type_of(index), index % 4 < 2);
+    static const mha_shape shapes[] = {
+        {35, 3, 40, 24, 100, {100, 20, 50, 70, 0, -1}},
+        {35, 3, 40, 24, 1300, {1300, 20, 550, 700, 0, 1024, 61, -1}},
+    };
+    mha_args *a = mha_new(k, &shapes[index / 2 % 2], type_of(index), index / 4 % 2 == 0);
     float *kv = (float *)a->kv;
     if (!k->failed) {
         kv[60 * a->kv_stride_key + 3] = NAN;                                         /* head 0 */
         gen_store((void *)a->q, a->type, 2 * a->q_stride_row + a->q_stride_head + 5, NAN); /* head 1 */
+        /* a value, head 2 */
+        kv[33 * a->kv_stride_key + 2 * a->kv_stride_head + a->nope + 7] = index % 3 == 0 ? NAN : INFINITY;
+        if (a->n_key > 600) {
+            kv[600 * a->kv_stride_key + a->nope + 9] = -INFINITY; /* head 0, another block */
+        }
         if (index % 2 == 0) {
             gen_store((void *)a->rope, a->type, 65 * a->rope_stride + 9, NAN);
         }
@@ -144,7 +200,8 @@ static void mha_nan(check_case *k, int32_t index)
 /* NaN and infinities among keys and values: what comes out is finite or nothing. */
 static void mha_inf(check_case *k, int32_t index)
 {
-    const mha_shape s = {35, 2, 40, 24, 100, {100, 20, 50, 70, -1}};
+    const int32_t more = index / 2 % 2 * 600;
+    const mha_shape s = {35, 2, 40, 24, 100 + more, {100 + more, 20, 50, 70 + more, -1}};
     mha_args *a = mha_new(k, &s, type_of(index), index % 4 < 2);
     float *kv = (float *)a->kv;
     for (int64_t key = 15; key < a->n_key && !k->failed; key += 12) {
@@ -174,10 +231,12 @@ static const check_class g_classes[] = {
      0, mha_odd_lengths, NULL, mha_compare},
     {"past length", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6, 0,
      mha_past_len, NULL, mha_compare},
-    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 4,
+    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 6,
      CLASS_ORDER, mha_alone, mha_alone_run, mha_compare},
+    {"parts", "a call of many blocks leaves the bits of as many calls of one", 12, 6, CLASS_ORDER, mha_parts,
+     mha_parts_run, mha_compare},
     {"huge logits", NULL, 12, 6, 0, mha_huge, NULL, mha_compare},
-    {"nan", "a NaN drops the block and is counted; no NaN crosses an interface", 8, 4, 0, mha_nan, NULL,
+    {"nan", "a NaN drops the block and is counted; no NaN crosses an interface", 8, 8, 0, mha_nan, NULL,
      mha_compare},
     {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, mha_inf, NULL, mha_compare},
 };

@@ -99,11 +99,11 @@ void orc_attn_head(const attn_args *a, const orc_pool *pool, const orc_keys *key
 
 enum { ORC_MHA_MAX_V = 512 };
 
-/* One (row, head) over a block, and what the fold with `lse_a`, `out_a` gives. */
+/* One (row, head) over the blocks of a call that are not dropped, and what the fold with `lse_a`, `out_a` gives. */
 typedef struct orc_mha {
     double out[ORC_MHA_MAX_V];
-    double square[ORC_MHA_MAX_V]; /* sum of w v^2, w the softmax weights of the block */
-    double block[ORC_MHA_MAX_V];  /* the block's result                               */
+    double square[ORC_MHA_MAX_V]; /* sum of w v^2, w the softmax weights of the keys  */
+    double block[ORC_MHA_MAX_V];  /* the call's own result                            */
     double lse, lse_block;
     double w_a, w_b;  /* weights of the fold                                          */
     double w2v2;      /* sum over keys of w^2 |v|^2                                   */
@@ -111,10 +111,10 @@ typedef struct orc_mha {
     double score;     /* largest |score| among them                                   */
     double flush;     /* what a score loses where products flush denormals to zero    */
     int64_t n_used;   /* keys that entered                                            */
-    int32_t n_nan;    /* 1: the block was dropped                                     */
+    int32_t n_nan;    /* blocks that were dropped                                     */
 } orc_mha;
 
-/* out_a, lse_a: of earlier blocks, read where a->first is 0. work: [2 * n_key] doubles. */
+/* out_a, lse_a: of earlier calls, read where a->first is 0. work: [2 * n_key] doubles. */
 void orc_mha_head(const mha_args *a, int64_t row, int64_t head, const float *out_a, float lse_a,
                   double *work, orc_mha *o);
 

@@ -1,4 +1,4 @@
-/* oracle_mha.c - multi-head attention over a block as one softmax, and its fold with earlier blocks. */
+/* oracle_mha.c - multi-head attention over the blocks of a call as one softmax, and its fold with earlier calls. */
 #include <math.h>
 #include <string.h>
 
@@ -23,12 +23,23 @@ static double key_value(const mha_args *a, int64_t head, int64_t key, int64_t d)
     return (double)orc_load(a->rope, a->type, key * a->rope_stride + d - a->nope);
 }
 
-/* Scores of the block's n keys, and |k| behind them. Returns 1 where the block is dropped. */
+static int value_bad(const mha_args *a, int64_t head, int64_t key)
+{
+    const float *v = a->kv + key * a->kv_stride_key + head * a->kv_stride_head + a->nope;
+    int bad = 0;
+    for (int64_t d = 0; d < a->v_dim; d++) {
+        bad |= !isfinite(rounded(a, v[d]));
+    }
+    return bad;
+}
+
+/* Scores of the n keys, and |k| behind them; NaN in blocks that are dropped, whose number is returned. */
 static int scores(const mha_args *a, int64_t row, int64_t head, int64_t n, double *s, double *q_norm,
                   orc_mha *o)
 {
     const int64_t at = row * a->q_stride_row + head * a->q_stride_head;
     const int64_t dim = (int64_t)a->nope + ROPE;
+    int n_bad = 0;
     int bad = 0;
     for (int64_t i = 0; i < n; i++) {
         double sum = 0.0;
@@ -40,7 +51,14 @@ static int scores(const mha_args *a, int64_t row, int64_t head, int64_t n, doubl
         }
         s[i] = sum * (double)a->softmax_scale;
         s[n + i] = sqrt(norm2);
-        bad |= !((float)s[i] < INFINITY);
+        bad |= !((float)s[i] < INFINITY) || value_bad(a, head, i);
+        if (i + 1 == n || (i + 1) % MHA_BLOCK == 0) {
+            for (int64_t j = i / MHA_BLOCK * MHA_BLOCK; j <= i && bad; j++) {
+                s[j] = NAN;
+            }
+            n_bad += bad;
+            bad = 0;
+        }
     }
     double norm2 = 0.0;
     double abs = 0.0;
@@ -51,7 +69,7 @@ static int scores(const mha_args *a, int64_t row, int64_t head, int64_t n, doubl
     }
     *q_norm = sqrt(norm2);
     o->flush = (abs + (double)dim) * 0x1p-126 * fabs((double)a->softmax_scale);
-    return bad;
+    return n_bad;
 }
 
 static void weigh(const mha_args *a, int64_t head, int64_t n, const double *s, double q_norm, orc_mha *o)
@@ -65,6 +83,9 @@ static void weigh(const mha_args *a, int64_t head, int64_t n, const double *s, d
     }
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
+        if (isnan(s[i])) {
+            continue;
+        }
         const double p = exp(s[i] - m);
         const double terms = q_norm * s[n + i] * fabs((double)a->softmax_scale);
         o->n_used++;
@@ -98,9 +119,7 @@ void orc_mha_head(const mha_args *a, int64_t row, int64_t head, const float *out
     const int64_t n = len < 0 ? 0 : len < a->n_key ? len : a->n_key;
     double q_norm = 0.0;
     o->n_nan = scores(a, row, head, n, work, &q_norm, o);
-    if (!o->n_nan) {
-        weigh(a, head, n, work, q_norm, o);
-    }
+    weigh(a, head, n, work, q_norm, o);
     const double before = a->first ? -INFINITY : (double)lse_a;
     const double m = fmax(before, o->lse_block);
     o->lse = -INFINITY;

@@ -77,6 +77,20 @@ __device__ __forceinline__ void wgmma_ss64(float (&d)[32], uint64_t a, uint64_t 
                  : "l"(a), "l"(b), "r"(add));
 }
 
+/* The same with 128 rows of b. */
+__device__ __forceinline__ void wgmma_ss128(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : TILE_D32(0), TILE_D32(32)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 /* d[64 x 256] += a[64 x 16] b[16 x 256] of bf16: a in registers in the fragment order of mma.m16n8k16, b of
  * wgmma_tile_trans. */
 __device__ __forceinline__ void wgmma_rs256_trans(float (&d)[128], const uint32_t *a, uint64_t b)
@@ -96,9 +110,9 @@ __device__ __forceinline__ void wgmma_rs256_trans(float (&d)[128], const uint32_
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* The same for columns 2 AT to 2 AT + 127 of d; b as for these. */
-template <int AT>
-__device__ __forceinline__ void wgmma_rs128_trans(float (&d)[128], const uint32_t *a, uint64_t b)
+/* The same for 128 columns, which begin at element AT of a thread's part of d; b as for these. */
+template <int AT, int N>
+__device__ __forceinline__ void wgmma_rs128_trans(float (&d)[N], const uint32_t *a, uint64_t b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "

@@ -1,4 +1,4 @@
-/* mha_ref.c - attention in its multi-head form over one block, the definition: kern/mha.h in plain loops.
+/* mha_ref.c - attention in its multi-head form over blocks of keys, the definition: kern/mha.h in plain loops.
  *
  * One (row, head) at a time; scores, probabilities and sums are double, P is not rounded; the result of the
  * block becomes f32 and enters the fold through merge_node. Sums are taken key by key, without tiles: in double
@@ -43,13 +43,13 @@ static double score_of(const mha_args *a, int64_t row, int64_t head, int64_t key
     return sum * (double)a->softmax_scale;
 }
 
-/* The block's result of one (row, head) into s->out and s->lse; 1 where it had to be dropped. */
-static int block_run(const mha_args *a, int64_t row, int64_t head, int32_t n, block_sum *s)
+/* The result of one (row, head) over keys [key0, key0 + n), into s->out and s->lse; 1 where it had to be dropped. */
+static int block_run(const mha_args *a, int64_t row, int64_t head, int64_t key0, int32_t n, block_sum *s)
 {
     s->lse = -INFINITY;
     double m = -INFINITY;
     for (int32_t i = 0; i < n; i++) {
-        s->score[i] = score_of(a, row, head, i);
+        s->score[i] = score_of(a, row, head, key0 + i);
         /* as f32, so that an overflow of the type that crosses the interface is one here too */
         if (!((float)s->score[i] < INFINITY)) {
             return 1;
@@ -63,7 +63,7 @@ static int block_run(const mha_args *a, int64_t row, int64_t head, int32_t n, bl
     memset(s->acc, 0, (size_t)a->v_dim * sizeof *s->acc);
     for (int32_t i = 0; i < n; i++) {
         const double p = ref_exp(s->score[i] - m);
-        const float *v = a->kv + i * a->kv_stride_key + head * a->kv_stride_head + a->nope;
+        const float *v = a->kv + (key0 + i) * a->kv_stride_key + head * a->kv_stride_head + a->nope;
         l += p;
         for (int32_t d = 0; d < a->v_dim; d++) {
             s->acc[d] += p * operand(a, v[d]);
@@ -79,6 +79,18 @@ static int block_run(const mha_args *a, int64_t row, int64_t head, int32_t n, bl
     return bad;
 }
 
+/* Folds a block's result, or the lack of one, into the (row, head). */
+static void block_fold(const mha_args *a, int64_t row, int64_t head, int first, const block_sum *s)
+{
+    float *lse = a->lse + row * a->n_head + head;
+    float *out = a->out + row * a->out_stride_row + head * a->out_stride_head;
+    const merge_weight w = merge_node_weights(first ? -INFINITY : *lse, s->lse);
+    for (int32_t d = 0; d < a->v_dim; d++) {
+        out[d] = merge_node_value(w, first ? 0.0f : out[d], s->out[d]);
+    }
+    *lse = w.lse;
+}
+
 static void mha_ref(const mha_args *a, dev_queue *q)
 {
     (void)q;
@@ -87,14 +99,13 @@ static void mha_ref(const mha_args *a, dev_queue *q)
     for (int64_t row = 0; row < a->n_row; row++) {
         const int32_t most = a->len[row] < a->n_key ? a->len[row] : a->n_key;
         for (int64_t head = 0; head < a->n_head; head++) {
-            n_nan += (uint64_t)block_run(a, row, head, most, s);
-            float *lse = a->lse + row * a->n_head + head;
-            float *out = a->out + row * a->out_stride_row + head * a->out_stride_head;
-            const merge_weight w = merge_node_weights(a->first ? -INFINITY : *lse, s->lse);
-            for (int32_t d = 0; d < a->v_dim; d++) {
-                out[d] = merge_node_value(w, a->first ? 0.0f : out[d], s->out[d]);
-            }
-            *lse = w.lse;
+            int64_t key0 = 0;
+            do { /* once at least: `first` leaves (0, -inf) where there are no keys */
+                const int64_t n = most - key0 < MHA_BLOCK ? most - key0 : MHA_BLOCK;
+                n_nan += (uint64_t)block_run(a, row, head, key0, (int32_t)n, s);
+                block_fold(a, row, head, a->first && key0 == 0, s);
+                key0 += MHA_BLOCK;
+            } while (key0 < most);
         }
     }
     ref_count(a->n_nan, n_nan);

@@ -1,4 +1,4 @@
-/* kern/x86/mha_x86.c - multi-head attention over a block: pieces of (head, rows) shared among the workers. The
+/* kern/x86/mha_x86.c - multi-head attention, block by block: pieces of (head, rows) shared among the workers. The
  * arithmetic is in the instruction sets' kernels (mha_x86.h).
  *
  * A piece goes through the whole block, so that pieces know nothing of each other and any worker may take any.
@@ -11,8 +11,9 @@
 typedef struct run {
     const mha_args *a;
     const mha_isa *isa;
-    mha_work *work; /* [n_worker] */
+    mha_work *work;  /* [n_worker] */
     int32_t n_piece; /* of a head */
+    int32_t key0;    /* keys of the call before the block */
 } run;
 
 static size_t take(size_t *at, size_t cells)
@@ -89,12 +90,23 @@ static void piece_task(void *ctx, int64_t i_task, int i_worker)
         int32_t n = most; /* of a column that is not there: no less than its neighbours */
         if (i < w->n_row) {
             n = a->len[w->row0 + i];
-            n = n < 0 ? 0 : n > a->n_key ? a->n_key : n;
+            n = n < r->key0 ? 0 : n - r->key0 > a->n_key ? a->n_key : n - r->key0;
             most = n > most ? n : most;
         }
         w->len[i] = n;
     }
     r->isa->run(w);
+}
+
+/* The part of `all` that is the block of keys from key0 on. */
+static void block_set(mha_args *block, const mha_args *all, int64_t key0)
+{
+    const int64_t elem = all->type == KVS_DTYPE_F32 ? 4 : 2;
+    const int64_t left = all->n_key - key0;
+    block->n_key = (int32_t)(left < MHA_BLOCK ? left : MHA_BLOCK);
+    block->kv = all->kv + key0 * all->kv_stride_key;
+    block->rope = (const uint8_t *)all->rope + key0 * all->rope_stride * elem;
+    block->first = all->first && key0 == 0;
 }
 
 void mha_x86_run(const mha_kernels *k, const mha_args *a, dev_queue *q)
@@ -105,15 +117,22 @@ void mha_x86_run(const mha_kernels *k, const mha_args *a, dev_queue *q)
     }
     const size_t n = workers_of(q);
     const mha_isa *isa = a->type == KVS_DTYPE_F32 ? k->f32 : k->other;
-    run r = {.a = a, .isa = isa, .work = a->scratch, .n_piece = (a->n_row + MHA_COLS - 1) / MHA_COLS};
+    mha_args block = *a;
+    run r = {.a = &block, .isa = isa, .work = a->scratch, .n_piece = (a->n_row + MHA_COLS - 1) / MHA_COLS};
     size_t at = 0;
     take(&at, n * (sizeof(mha_work) / sizeof(float) + 1));
     for (size_t i = 0; i < n; i++) {
         mha_work *w = &r.work[i];
-        *w = (mha_work){.a = a, .n_step = steps_of(a, isa->bf16), .n_value = values_of(a)};
+        *w = (mha_work){.a = &block, .n_step = steps_of(a, isa->bf16), .n_value = values_of(a)};
         at += lay(w, a, (uint8_t *)a->scratch + at);
     }
-    pool_run(q->pool, piece_task, &r, (int64_t)r.n_piece * a->n_head);
+    int64_t key0 = 0;
+    do { /* once at least: `first` leaves (0, -inf) where there are no keys */
+        block_set(&block, a, key0);
+        r.key0 = (int32_t)key0;
+        pool_run(q->pool, piece_task, &r, (int64_t)r.n_piece * a->n_head);
+        key0 += MHA_BLOCK;
+    } while (key0 < a->n_key);
     for (size_t i = 0; i < n && a->n_nan != NULL; i++) {
         *a->n_nan += r.work[i].n_nan;
     }

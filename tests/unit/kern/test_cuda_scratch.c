@@ -72,11 +72,35 @@ static void attention_never_asks_for_more_with_fewer_rows(void **state)
             }
 }
 
+static size_t heads_scratch(int32_t n_key, int32_t n_head)
+{
+    const mha_args a = {.n_row = 1, .n_head = n_head, .nope = 128, .v_dim = 128, .n_key = n_key};
+    const dev_queue q = {.n_sm = 132};
+    return mha_scratch_sm90(&a, &q);
+}
+
+static void the_multi_head_form_never_asks_for_more_with_fewer_keys_or_heads(void **state)
+{
+    (void)state;
+    static const int32_t heads[] = {1, 2, 16, 128};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        size_t before = 0;
+        for (int32_t n_key = 0; n_key <= 3000; n_key++) {
+            const size_t b = heads_scratch(n_key, heads[i]);
+            assert_true(b >= before && b >= heads_scratch(n_key, 1));
+            /* keys and values of every head, and the rope part, in bf16 */
+            assert_true(b >= (size_t)n_key * ((size_t)heads[i] * 256 + 64) * 2);
+            before = b;
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(selection_never_asks_for_more_with_fewer_rows),
         cmocka_unit_test(attention_never_asks_for_more_with_fewer_rows),
+        cmocka_unit_test(the_multi_head_form_never_asks_for_more_with_fewer_keys_or_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
