@@ -79,8 +79,8 @@ typedef struct kvs_bench_config {
     int (*progress)(void *ctx, const char *what, int64_t done, int64_t total);
     void *ctx;
     /* Where the kernels run: "cpu" (NULL too) or "cuda", the first device the process sees. On cuda
-     * there are attn (sparse), index, select, exchange (between devices, which ranks may share) and roof; threads, warm, pool_bytes, interleave, exchange,
-     * timeout_ms and cpu do not go with it. */
+     * there are attn (sparse, and dense with topk 0), index, select, mha, exchange (between devices, which ranks may
+     * share) and roof; threads, warm, pool_bytes, interleave, exchange, timeout_ms and cpu do not go with it. */
     const char *device;
 } kvs_bench_config;
 

@@ -144,8 +144,11 @@ static kvs_status run_case(cuda_case *c, const char *op, kvs_error *err)
     if (c->floor != NULL) {
         TRY(time_alone(c, c->floor, &floor, err));
     }
-    const int gather = floor.median_us > 0.0 && c->byte > 0.0;
-    const double ceiling = gather ? c->byte / floor.median_us * 1e6 : c->b->read_rate;
+    const int products = floor.median_us > 0.0 && c->floor_products;
+    const int gather = floor.median_us > 0.0 && c->byte > 0.0 && !products;
+    const double ceiling = products ? c->flop / floor.median_us * 1e6
+                           : gather ? c->byte / floor.median_us * 1e6
+                                    : c->b->read_rate;
     const double rate = c->byte / t.median_us * 1e6;
     const kvs_bench_row row = {
         .name = c->label,
@@ -169,9 +172,9 @@ static kvs_status run_case(cuda_case *c, const char *op, kvs_error *err)
         .gbyte = c->byte * 1e-9,
         .flop_per_s = c->flop / t.median_us * 1e6,
         .byte_per_s = rate,
-        .ceiling_kind = gather ? "gather" : "read",
+        .ceiling_kind = products ? "products" : gather ? "gather" : "read",
         .ceiling = ceiling,
-        .share = rate / ceiling,
+        .share = (products ? c->flop / t.median_us * 1e6 : rate) / ceiling,
         .passed = r.n_bad == 0,
         .err = r.worst,
     };
@@ -271,10 +274,19 @@ static const cuda_point k_exchange[] = {
     {64, 1, 128, 0, 0, 2, 0.0, 0},
 };
 
+/* the last q positions of a context of len, in the multi-head form */
+static const cuda_point k_mha[] = {
+    {1, 8192, 128, 32768, 0, 1, 0.0, BF},
+    {1, 8192, 128, 8192, 0, 1, 0.0, BF},
+    {1, 2048, 128, LEN, 0, 1, 0.0, BF},
+    {1, 8192, 16, 32768, 0, 1, 0.0, BF},
+};
+
 static const cuda_op k_op[] = {
     {"attn", cuda_setup_attn, {KERN_OP_attn}, 1, k_attn, sizeof k_attn / sizeof *k_attn, NULL},
     {"index", cuda_setup_index, {KERN_OP_index_score}, 1, k_index, 3, NULL},
     {"select", cuda_setup_select, {KERN_OP_index_select, KERN_OP_index_score}, 2, k_index, 3, NULL},
+    {"mha", cuda_setup_mha, {KERN_OP_mha}, 1, k_mha, sizeof k_mha / sizeof *k_mha, NULL},
     {"exchange", NULL, {KERN_OP_merge}, 1, k_exchange, 3, cuda_run_exchange},
 };
 enum { N_OP = sizeof k_op / sizeof *k_op };
@@ -360,10 +372,25 @@ static kvs_status check_exchange_point(const cuda_point *p, kvs_error *err)
                         KVS_MAX_HEADS);
 }
 
+static kvs_status check_mha_point(const cuda_point *p, kvs_error *err)
+{
+    const int ok = p->batch == 1 && p->q >= 1 && p->q <= 65536 && p->heads >= 1 &&
+                   p->heads <= KVS_MAX_HEADS && p->len >= p->q && p->len <= (1 << 22) && p->topk == 0 &&
+                   p->dcp == 1 && p->invalid == 0.0 && p->kv == KVS_KV_BF16;
+    return ok ? KVS_OK
+              : err_set(err, KVS_INVALID,
+                        "bench mha on cuda takes up to 65536 q of one context of len q to 4194304, up to %d "
+                        "heads and kv bf16, and no batch, topk, dcp or invalid",
+                        KVS_MAX_HEADS);
+}
+
 static kvs_status check_point(const cuda_op *op, const cuda_point *p, kvs_error *err)
 {
     if (op->run != NULL) {
         return check_exchange_point(p, err);
+    }
+    if (op->setup == cuda_setup_mha) {
+        return check_mha_point(p, err);
     }
     const int attn = op->setup == cuda_setup_attn;
     if (p->batch < 1 || p->q < 1 || (int64_t)p->batch * p->q > 65536 || p->heads < 1 ||
@@ -428,7 +455,7 @@ static kvs_status find_op(const char *name, const cuda_op **op, kvs_error *err)
         return KVS_OK;
     }
     return err_set(err, KVS_INVALID,
-                   "bench %.32s has no form for cuda: use attn, index, select, exchange, roof", name);
+                   "bench %.32s has no form for cuda: use attn, index, select, mha, exchange, roof", name);
 }
 
 static kvs_status refuse_host_only(const kvs_bench_config *c, kvs_error *err)

@@ -3,8 +3,8 @@
  * A case has n_set sets of inputs and outputs, together several times the L2; call i works on set i mod
  * n_set. It is timed in two ways: launches one by one between two events each (the time of an isolated call
  * with all its kernels), and many calls inside one CUDA graph (the time of a call where the host is not in
- * the way). Ceilings beside it: streaming reads, and for attention a kernel that does nothing but fetch the
- * same rows. */
+ * the way). Ceilings beside it: streaming reads, for attention a kernel that does nothing but fetch the
+ * same rows, and for its multi-head form one that does nothing but as many products. */
 #ifndef CHECK_BENCH_CUDA_H
 #define CHECK_BENCH_CUDA_H
 
@@ -53,6 +53,7 @@ struct cuda_case {
     const char *kv;
     void (*launch)(cuda_case *c, int32_t set);
     void (*floor)(cuda_case *c, int32_t set); /* fetches the same bytes; NULL: none */
+    int32_t floor_products; /* floor does as many products instead: the ceiling is one of them */
     kvs_status (*check)(cuda_case *c, check_result *r, kvs_error *err);
 };
 
@@ -78,6 +79,7 @@ kvs_status cuda_setup_attn(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_dense(cuda_case *c, kvs_error *err); /* attn with topk 0 */
 kvs_status cuda_setup_index(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_select(cuda_case *c, kvs_error *err);
+kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err);
 
 /* Exchanges between devices: times and hands over its rows itself. */
 kvs_status cuda_run_exchange(cuda_bench *b, const cuda_point *p, kvs_error *err);

@@ -250,8 +250,8 @@ static void compare_kept(const mha_args *a, const mha_expect *e, int64_t row, in
     }
 }
 
-static void compare_head(const mha_args *a, const mha_expect *e, int64_t row, int64_t head,
-                         const check_variant *v, check_result *r)
+void mha_compare_head(const mha_args *a, const mha_expect *e, int64_t row, int64_t head,
+                      const check_variant *v, check_result *r)
 {
     const orc_mha *o = &e->o[row * a->n_head + head];
     if (o->n_used == 0) {
@@ -320,7 +320,7 @@ void mha_compare(check_case *k, const check_variant *v, check_result *r)
         for (int64_t head = 0; head < a->n_head; head++) {
             compare_clean(a, row, head, r);
             if (!e->clean_only && (e->all || e->pick[row] == head)) {
-                compare_head(a, e, row, head, v, r);
+                mha_compare_head(a, e, row, head, v, r);
             }
         }
     }

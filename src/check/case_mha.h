@@ -36,6 +36,9 @@ void mha_finish(check_case *k);
 /* Runs with scratch of the case. */
 void mha_call(const kern_table *t, check_case *k, dev_queue *q, mha_args *a);
 void mha_run(const kern_table *t, check_case *k, dev_queue *q);
+/* One (row, head) with e->o of it. */
+void mha_compare_head(const mha_args *a, const mha_expect *e, int64_t row, int64_t head,
+                      const check_variant *v, check_result *r);
 void mha_compare(check_case *k, const check_variant *v, check_result *r);
 
 #endif

@@ -12,6 +12,13 @@ void roof_cuda_read(const void *p, int64_t n_bytes, uint32_t *sink, dev_queue *q
     dev_queue_fail(q, KVS_UNSUPPORTED, reason);
 }
 
+void roof_cuda_products(double flop, float *sink, dev_queue *q)
+{
+    (void)flop;
+    (void)sink;
+    dev_queue_fail(q, KVS_UNSUPPORTED, reason);
+}
+
 void roof_cuda_gather(const uint8_t *kv, int64_t row_bytes, const int32_t *slots, int64_t stride,
                       const int32_t *count, int32_t n_lane, int32_t n_row, uint32_t *sink, dev_queue *q)
 {

@@ -275,6 +275,47 @@ static void products_count_weights_scales_and_rows(void **state)
     }
 }
 
+static kern_table g_heads_right;
+
+static void wrong_mha(const mha_args *a, dev_queue *q)
+{
+    g_heads_right.mha(a, q);
+    a->out[(int64_t)(a->n_row - 1) * a->out_stride_row + 7] *= 1.05f;
+}
+
+static void the_multi_head_form_counts_keys_that_rows_attend(void **state)
+{
+    (void)state;
+    seen s;
+    kvs_bench_config c = config("mha", &s);
+    c.q = AXIS(3);
+    c.heads = AXIS(1);
+    c.len = AXIS(3, 700);
+    c.kv = AXIS(KVS_KV_BF16, KVS_KV_F32);
+    run(&c);
+    assert_int_equal(s.n, 4);
+    check_rows(&s);
+    for (int i = 0; i < 4; i++) {
+        const double len = i % 2 == 0 ? 3 : 700;
+        const double size = i / 2 == 0 ? 2 : 4;
+        assert_close(s.row[i].gflop * 1e9, 2 * 320 * (3 * len - 3));
+        assert_close(s.row[i].gbyte * 1e9, len * (256 * 4 + 64 * size) + 3 * (192 * size + 128 * 4 + 4));
+    }
+    assert_int_equal(kern_init(&g_heads_right, 0, NULL, NULL), KVS_OK);
+    kern_table broken = g_heads_right;
+    broken.mha = wrong_mha;
+    kvs_error err;
+    s.n = 0;
+    assert_int_equal(bench_run_table(&c, &broken, &err), KVS_INTERNAL);
+    assert_non_null(strstr(err.text, "4 of 4 rows are wrong"));
+    c.kv = AXIS(KVS_KV_FP8);
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    c.kv.n = 0;
+    c.len = AXIS(2);
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, "no last 3"));
+}
+
 /* Every op names its format in kv, and bf16 instructions take no f32. */
 static void f32_products_are_held_against_the_fma(void **state)
 {
@@ -597,6 +638,7 @@ int main(void)
         cmocka_unit_test(selection_reads_scores_once_and_leaves_a_list),
         cmocka_unit_test(moved_bytes_are_read_and_written),
         cmocka_unit_test(products_count_weights_scales_and_rows),
+        cmocka_unit_test(the_multi_head_form_counts_keys_that_rows_attend),
         cmocka_unit_test(f32_products_are_held_against_the_fma),
         cmocka_unit_test(exchanged_bytes_are_written_and_read),
         cmocka_unit_test(a_kernel_that_is_wrong_in_one_value_fails),

@@ -282,6 +282,12 @@ void roof_cuda_gather(const uint8_t *kv, int64_t row_bytes, const int32_t *slots
     *sink = sum;
 }
 
+void roof_cuda_products(double flop, float *sink, dev_queue *q)
+{
+    (void)q;
+    *sink = (float)flop;
+}
+
 /* ---- kernels ---- */
 
 static const kern_table *ref(void)
@@ -544,6 +550,30 @@ static void index_score_fake(const index_score_args *a, dev_queue *q)
     ref()->index_score(a, q);
 }
 
+static void mha_fake(const mha_args *a, dev_queue *q);
+
+static void mha_call(const void *args, dev_queue *q)
+{
+    mha_fake(args, q);
+}
+
+static void mha_fake(const mha_args *a, dev_queue *q)
+{
+    if (recorded(mha_call, a, sizeof *a)) {
+        return;
+    }
+    ref()->mha(a, q);
+    if (fake.wrong && a->n_row > 0) {
+        a->out[0] += 0.5f;
+    }
+}
+
+static void apply_mha(kern_table *t)
+{
+    t->mha = mha_fake;
+    t->mha_scratch = ref()->mha_scratch;
+}
+
 static void apply_attn(kern_table *t)
 {
     t->attn = attn_fake;
@@ -603,6 +633,7 @@ static const kern_variant g_variants[] = {
     {KERN_OP_index_score, "sm90", 0, apply_index_score, KERN_CUDA, 0, index_score_refuses, 0, 0},
     {KERN_OP_index_select, "sm90", 0, apply_index_select, KERN_CUDA, 0, NULL, 0, 0},
     {KERN_OP_topk, "sm90", 0, apply_topk, KERN_CUDA, 0, NULL, 0, 0},
+    {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, NULL, 63, 0.34f},
 };
 
 const kern_variant *cuda_variants(int32_t *n)

@@ -2,6 +2,8 @@
  * said, that a wrong kernel, a broken device and a missing one are told, and that all is given back. */
 #include "unit/unit.h"
 
+#include <math.h>
+
 #include "base/mem.h"
 #include "check/check.h"
 #include "kvspan/bench.h"
@@ -307,6 +309,37 @@ static void scores_and_selection_are_timed_and_checked(void **state)
     nothing_is_left();
 }
 
+static void the_multi_head_form_is_timed_and_checked(void **state)
+{
+    (void)state;
+    static const int64_t q[] = {5};
+    static const int64_t heads[] = {2};
+    static const int64_t len[] = {5, 600};
+    static const int64_t two[] = {2};
+    rows x;
+    kvs_error err;
+    kvs_bench_config c = bench_config("mha", &x);
+    c.q = (kvs_bench_axis){q, 1};
+    c.heads = (kvs_bench_axis){heads, 1};
+    c.len = (kvs_bench_axis){len, 2};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_OK);
+    assert_int_equal(x.n, 2);
+    assert_string_equal(x.name[1], "5 of 600 h2");
+    assert_true(fabs(x.gflop[0] - 1e-9 * 2 * 320 * 2 * (1 + 2 + 3 + 4 + 5)) < 1e-12);
+    assert_true(fabs(x.gflop[1] - 1e-9 * 2 * 320 * 2 * (596 + 597 + 598 + 599 + 600)) < 1e-12);
+    assert_string_equal(x.last.ceiling_kind, "products");
+    assert_true(fabs(x.last.share * x.last.ceiling - x.last.flop_per_s) <= 1e-9 * x.last.flop_per_s);
+    nothing_is_left();
+    c.batch = (kvs_bench_axis){two, 1};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, "no batch, topk"));
+    c.batch.n = 0;
+    fake.wrong = 1;
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INTERNAL);
+    assert_non_null(strstr(err.text, "2 of 2 rows are wrong"));
+    nothing_is_left();
+}
+
 static void bench_refusals_say_what_would_work(void **state)
 {
     (void)state;
@@ -316,7 +349,7 @@ static void bench_refusals_say_what_would_work(void **state)
     kvs_error err;
     kvs_bench_config c = bench_config("gemm", &x);
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
-    assert_non_null(strstr(err.text, "use attn, index, select, exchange, roof"));
+    assert_non_null(strstr(err.text, "use attn, index, select, mha, exchange, roof"));
     c = bench_config("attn", &x);
     c.warm = 1;
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
@@ -350,6 +383,7 @@ int main(void)
         cmocka_unit_test_setup(what_cannot_run_is_refused_or_skipped, reset),
         cmocka_unit_test_setup(sparse_attention_is_timed_and_checked, reset),
         cmocka_unit_test_setup(scores_and_selection_are_timed_and_checked, reset),
+        cmocka_unit_test_setup(the_multi_head_form_is_timed_and_checked, reset),
         cmocka_unit_test_setup(bench_refusals_say_what_would_work, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
