@@ -1,8 +1,9 @@
 /* mha_sm90.cu - multi-head attention over blocks of keys on sm_90a, the main kernel and the op (mha_sm90.cuh).
  *
- * A unit is MHA_ROWS query rows of one head. A block of threads takes units in turn, a head's units side by side
- * and longest first, so that blocks that run at the same time read the same keys. Two groups of consumers have 64
- * rows each; two warps bring tiles of keys and of values, each into a ring of two places.
+ * A unit is MHA_ROWS query rows of one head, or of two blocks of threads, a pair, that take it together (PAIR 2). They
+ * take units in turn, a head's units side by side and longest first, so that blocks that run at the same time read
+ * the same keys. Two groups of consumers have 64 rows each; two warps bring tiles of keys and of values, each into a
+ * ring of two places. Each block of a pair fetches half of every tile for both.
  *
  * S = Q K^T (m64n128, both operands in shared memory), weights in registers, O += P V with P from registers. The
  * scores of a tile are issued before the values of the tile before it, so that the tensor cores have work while weights
@@ -21,7 +22,6 @@
 #include <cuda_bf16.h>
 
 #include "kern/cuda/cuda.h"
-#include "kern/cuda/launch.cuh"
 #include "kern/cuda/mha_sm90.cuh"
 #include "kern/cuda/ptx_tile.cuh"
 
@@ -56,7 +56,7 @@ enum { BAR_GROUP = 1 }; /* and 2: of each group */
 /* ---- units ----------------------------------------------------------------------------------- */
 
 struct unit {
-    int head, row0, n_tile;
+    int head, row0, n_tile; /* row0: of the unit, PAIR * MHA_ROWS rows */
 };
 
 static __device__ __forceinline__ int row_len(const mha_params &p, int row)
@@ -65,35 +65,52 @@ static __device__ __forceinline__ int row_len(const mha_params &p, int row)
 }
 
 /* By a warp. */
+template <int PAIR>
 static __device__ __forceinline__ unit unit_of(const mha_params &p, int64_t i, int lane)
 {
-    const int n = (p.n_row + MHA_ROWS - 1) / MHA_ROWS;
+    const int n = (p.n_row + PAIR * MHA_ROWS - 1) / (PAIR * MHA_ROWS);
     unit u;
     u.head = (int)(i / n);
-    u.row0 = (n - 1 - (int)(i % n)) * MHA_ROWS;
+    u.row0 = (n - 1 - (int)(i % n)) * PAIR * MHA_ROWS;
     int most = 0;
 #pragma unroll
-    for (int r = 0; r < MHA_ROWS; r += 32)
+    for (int r = 0; r < PAIR * MHA_ROWS; r += 32)
         if (u.row0 + r + lane < p.n_row)
             most = max(most, row_len(p, u.row0 + r + lane));
     u.n_tile = (__reduce_max_sync(~0u, most) + MHA_STEP - 1) / MHA_STEP;
     return u;
 }
 
-static __device__ __forceinline__ int64_t unit_count(const mha_params &p)
+static __host__ __device__ __forceinline__ int64_t unit_count(const mha_params &p, int pair)
 {
-    return (int64_t)p.n_head * ((p.n_row + MHA_ROWS - 1) / MHA_ROWS);
+    return (int64_t)p.n_head * ((p.n_row - 1) / (pair * MHA_ROWS) + 1);
 }
+
+/* Units of this block or pair: from the first on, in steps. */
+#define FOR_UNITS(i)                                                                               \
+    for (int64_t i = blockIdx.x / PAIR; i < unit_count(p, PAIR); i += gridDim.x / PAIR)
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
+/* This block's part of n bytes. */
+template <int PAIR>
+static __device__ __forceinline__ void part_copy(uint32_t dst, const uint8_t *src, uint32_t n,
+                                                 uint32_t bar, uint32_t rank)
+{
+    if constexpr (PAIR == 1)
+        copy_bulk(dst, src, n, bar);
+    else
+        copy_bulk_all(dst + rank * (n / 2), src + rank * (n / 2), n / 2, bar, 3);
+}
+
 /* One lane: the keys (VALUES 0) or values of all tiles of all units. */
-template <int VALUES> static __device__ void tiles_copy(const mha_params &p, uint32_t smem)
+template <int PAIR, int VALUES>
+static __device__ void tiles_copy(const mha_params &p, uint32_t smem, uint32_t rank)
 {
     const int lane = threadIdx.x % 32;
     uint32_t n = 0;
-    for (int64_t i = blockIdx.x; i < unit_count(p); i += gridDim.x) {
-        const unit u = unit_of(p, i, lane);
+    FOR_UNITS (i) {
+        const unit u = unit_of<PAIR>(p, i, lane);
         if (lane != 0)
             continue;
         const uint8_t *from = p.tiles + (int64_t)u.head * p.n_tile * 2 * MHA_HEAD_BYTES;
@@ -104,15 +121,15 @@ template <int VALUES> static __device__ void tiles_copy(const mha_params &p, uin
                 const uint32_t full = smem + AT_V_FULL + 8 * at;
                 mbar_wait(smem + AT_V_FREE + 8 * at, parity);
                 mbar_expect(full, MHA_HEAD_BYTES);
-                copy_bulk(smem + AT_V + at * MHA_HEAD_BYTES, tile + MHA_HEAD_BYTES, MHA_HEAD_BYTES,
-                          full);
+                part_copy<PAIR>(smem + AT_V + at * MHA_HEAD_BYTES, tile + MHA_HEAD_BYTES,
+                                MHA_HEAD_BYTES, full, rank);
             } else {
                 const uint32_t full = smem + AT_K_FULL + 8 * at, dst = smem + AT_K + at * KEY_BYTES;
                 mbar_wait(smem + AT_K_FREE + 8 * at, parity);
                 mbar_expect(full, KEY_BYTES);
-                copy_bulk(dst, tile, MHA_HEAD_BYTES, full);
-                copy_bulk(dst + MHA_HEAD_BYTES, p.rope_tiles + (int64_t)t * MHA_ROPE_BYTES,
-                          MHA_ROPE_BYTES, full);
+                part_copy<PAIR>(dst, tile, MHA_HEAD_BYTES, full, rank);
+                part_copy<PAIR>(dst + MHA_HEAD_BYTES, p.rope_tiles + (int64_t)t * MHA_ROPE_BYTES,
+                                MHA_ROPE_BYTES, full, rank);
             }
         }
     }
@@ -457,11 +474,18 @@ static __device__ __forceinline__ void weights_pack(uint32_t (&w)[32], const flo
 
 /* ---- consumers: a unit ------------------------------------------------------------------------- */
 
+/* A place is free when nobody of the pair reads it: each block's copies go to both. */
+template <int PAIR>
 static __device__ __forceinline__ void free_arrive(const consumer &c, uint32_t bar)
 {
     __syncwarp();
-    if (c.lane == 0)
-        mbar_arrive(c.smem + bar);
+    if constexpr (PAIR == 1) {
+        if (c.lane == 0)
+            mbar_arrive(c.smem + bar);
+    } else {
+        if (c.lane < PAIR)
+            mbar_arrive_at(c.smem + bar, c.lane);
+    }
 }
 
 #define PARITY(n) ((n) / RING & 1)
@@ -488,6 +512,7 @@ static __device__ __forceinline__ int flag_of(const consumer &c, flags f)
 }
 
 /* Tiles n, n + 1, ... of this block of threads are the unit's. */
+template <int PAIR>
 static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer &c, int n_tile,
                                                    uint32_t n)
 {
@@ -500,7 +525,7 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
     wgmma_commit();
     wgmma_wait<0>();
     regs_pin(s);
-    free_arrive(c, AT_K_FREE + 8 * PLACE(n));
+    free_arrive<PAIR>(c, AT_K_FREE + 8 * PLACE(n));
     int flag = flag_of(c, next);
     next = flags_load(p, c.head, 1);
     two alpha = weights(c, s, p.scale_log2, c.least >= MHA_STEP, c.nx, c.ny, flag);
@@ -521,7 +546,7 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
         wgmma_commit();
         wgmma_wait<1>();
         regs_pin(s);
-        free_arrive(c, AT_K_FREE + 8 * k_at);
+        free_arrive<PAIR>(c, AT_K_FREE + 8 * k_at);
         const bool begins = t % MHA_BLOCK_TILES == 0;
         two inv = {1.0f, 1.0f};
         if (begins)
@@ -530,7 +555,7 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
         alpha = weights(c, s, p.scale_log2, c.least >= key0 + MHA_STEP, c.nx - key0, c.ny - key0, now);
         wgmma_wait<0>();
         regs_pin(c.o);
-        free_arrive(c, AT_V_FREE + 8 * v_at);
+        free_arrive<PAIR>(c, AT_V_FREE + 8 * v_at);
         if (begins) {
             scale(c.o, inv);
             flag = now;
@@ -548,13 +573,14 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
     wgmma_commit();
     wgmma_wait<0>();
     regs_pin(c.o);
-    free_arrive(c, AT_V_FREE + 8 * PLACE(n));
+    free_arrive<PAIR>(c, AT_V_FREE + 8 * PLACE(n));
     const two inv =
         block_end(p, c, (n_tile - 1) / MHA_BLOCK_TILES * MHA_BLOCK, flag);
     scale(c.o, inv);
 }
 
-static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_t smem)
+template <int PAIR>
+static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_t smem, uint32_t rank)
 {
     consumer c;
     c.smem = smem;
@@ -562,9 +588,9 @@ static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_
     c.warp = threadIdx.x % GROUP / 32;
     c.lane = threadIdx.x % 32;
     uint32_t n = 0;
-    for (int64_t i = blockIdx.x; i < unit_count(p); i += gridDim.x) {
-        const unit u = unit_of(p, i, c.lane);
-        const int row0 = u.row0 + 64 * c.group;
+    FOR_UNITS (i) {
+        const unit u = unit_of<PAIR>(p, i, c.lane);
+        const int row0 = u.row0 + (int)rank * MHA_ROWS + 64 * c.group;
         c.head = u.head;
         c.row = row0 + 16 * c.warp + c.lane / 4;
         c.nx = c.row < p.n_row ? row_len(p, c.row) : 0;
@@ -578,7 +604,7 @@ static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_
         if (u.n_tile > 0) {
             bar_sync(BAR_GROUP + c.group, GROUP); /* the queries before have been read by all */
             c.wild = queries_load(p, c, row0);
-            unit_attend(p, c, u.n_tile, n);
+            unit_attend<PAIR>(p, c, u.n_tile, n);
         }
         state_store(p, c);
         n += u.n_tile;
@@ -587,31 +613,38 @@ static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_
 
 /* ---- the kernel ---------------------------------------------------------------------------------- */
 
+template <int PAIR>
 static __global__ void __launch_bounds__(THREADS, 1) mha_main(const __grid_constant__ mha_params p)
 {
     extern __shared__ __align__(1024) uint8_t raw[];
-    const uint32_t smem = ptx_shared(raw);
+    const uint32_t smem = ptx_shared(raw), rank = PAIR > 1 ? cluster_rank() : 0;
     if (threadIdx.x == 0) {
         for (int i = 0; i < RING; i++) {
             mbar_init(smem + AT_K_FULL + 8 * i, 1);
             mbar_init(smem + AT_V_FULL + 8 * i, 1);
-            mbar_init(smem + AT_K_FREE + 8 * i, CONSUMERS / 32);
-            mbar_init(smem + AT_V_FREE + 8 * i, CONSUMERS / 32);
+            mbar_init(smem + AT_K_FREE + 8 * i, PAIR * CONSUMERS / 32);
+            mbar_init(smem + AT_V_FREE + 8 * i, PAIR * CONSUMERS / 32);
         }
         mbar_init_fence();
     }
     grid_wait();
-    __syncthreads();
+    if constexpr (PAIR > 1)
+        cluster_sync();
+    else
+        __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         regs_give<REGS_COPIER>();
         if (threadIdx.x / 32 == CONSUMERS / 32)
-            tiles_copy<0>(p, smem);
+            tiles_copy<PAIR, 0>(p, smem, rank);
         else if (threadIdx.x / 32 == CONSUMERS / 32 + 1)
-            tiles_copy<1>(p, smem);
+            tiles_copy<PAIR, 1>(p, smem, rank);
+        __syncwarp();
     } else {
         regs_take<REGS_CONSUMER>();
-        units_attend(p, smem);
+        units_attend<PAIR>(p, smem, rank);
     }
+    if constexpr (PAIR > 1)
+        cluster_sync(); /* copies to, and arrivals at, a block that has ended would go astray */
 }
 
 /* ---- the op ------------------------------------------------------------------------------------ */
@@ -689,9 +722,29 @@ static mha_params params_of(const mha_args *a)
     return p;
 }
 
-void mha_sm90(const mha_args *a, dev_queue *q)
+template <int PAIR> static cudaError_t main_launch(const mha_params &p, dev_queue *q)
 {
     static uint64_t shared_set;
+    cuda_shared_max(mha_main<PAIR>, SMEM_BYTES, &shared_set);
+    const int64_t most = q->n_sm > PAIR ? q->n_sm / PAIR : 1, n = unit_count(p, PAIR);
+    cudaLaunchAttribute attr[2];
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributeClusterDimension;
+    attr[1].val.clusterDim.x = PAIR;
+    attr[1].val.clusterDim.y = attr[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = dim3((unsigned)(n < most ? n : most) * PAIR);
+    c.blockDim = dim3(THREADS);
+    c.dynamicSmemBytes = SMEM_BYTES;
+    c.stream = cuda_stream(q);
+    c.attrs = attr;
+    c.numAttrs = PAIR > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&c, mha_main<PAIR>, p);
+}
+
+void mha_sm90(const mha_args *a, dev_queue *q)
+{
     if (cuda_refused(q, mha_refuses_sm90(a)) || a->n_row == 0)
         return;
     if (a->scratch_bytes < scratch_lay(a).bytes) {
@@ -700,9 +753,7 @@ void mha_sm90(const mha_args *a, dev_queue *q)
     }
     const mha_params p = params_of(a);
     cudaError_t e = p.n_tile > 0 ? mha_pack_launch(p, cuda_stream(q)) : cudaSuccess;
-    cuda_shared_max(mha_main, SMEM_BYTES, &shared_set);
     if (e == cudaSuccess)
-        e = launch_kernel(mha_main, dim3(cuda_blocks(q, (int64_t)a->n_head * ((a->n_row - 1) / MHA_ROWS + 1), 1, 1)),
-                          THREADS, SMEM_BYTES, true, p, cuda_stream(q));
+        e = a->n_row > MHA_ROWS && q->n_sm >= 2 ? main_launch<2>(p, q) : main_launch<1>(p, q);
     dev_queue_fail_cuda(q, (int)e, "mha");
 }

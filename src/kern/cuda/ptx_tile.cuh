@@ -38,6 +38,41 @@ __device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity)
     return r;
 }
 
+/* ---- clusters ------------------------------------------------------------------------------- */
+
+/* Place of this block in its cluster. */
+__device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+/* All threads of all blocks of the cluster. */
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
+}
+
+/* copy_bulk to the same place of every block whose bit is in `blocks`, and to the same barrier there. */
+__device__ __forceinline__ void copy_bulk_all(uint32_t dst, const void *src, uint32_t bytes,
+                                              uint32_t bar, uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar), "h"(blocks)
+                 : "memory");
+}
+
+/* mbar_arrive on the barrier of that place in block `rank` of the cluster. */
+__device__ __forceinline__ void mbar_arrive_at(uint32_t bar, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [at];\n}\n" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+}
+
 /* ---- barriers of some warps ------------------------------------------------------------------ */
 
 __device__ __forceinline__ void bar_arrive(int bar, int n)
