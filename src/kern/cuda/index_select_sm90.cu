@@ -3,11 +3,12 @@
  * The scorer is index_sm90.cuh's. A score that may still matter is appended to its row's list of candidates
  * in shared memory (index_select.cuh); when a list is nearly full it is cut to its k best (select.cuh), and what is
  * worse than the cut is no candidate from then on. A row whose tiles all fall to one block is finished there. The
- * lists of a row that several blocks share go to scratch, and the block that comes last merges them: at
- * most two rows' groups of a block are shared, so scratch depends on the number of blocks alone.
+ * lists of a row that several blocks share go to scratch, and the first of them merges them when all have come: at
+ * most two rows' groups of a block are shared, and it is the first of one, so scratch depends on the number of blocks
+ * alone and no block merges twice. It may wait for others, which are of the same cooperative launch.
  *
  * With few rows, and many blocks to each, the blocks agree on the cut first and each writes its own members
- * (index_exchange.cuh; a cooperative launch).
+ * (index_exchange.cuh).
  *
  * Nothing in a result depends on the order of atomics: they place members of sets whose order is made
  * afterwards, and any cut met on the way is a lower bound of the final one.
@@ -28,7 +29,7 @@ enum {
     MERGE_STEP = 4 * SEL_TEAM
 };
 
-/* Brings this block's open lists into scratch and tells the others; notes where this block came last. */
+/* Brings this block's open lists into scratch and tells the block that will merge them, the first of the part. */
 template <int R>
 static __device__ __noinline__ void publish(const sel_kernel_args &a, sel_state *st, uint2 *cand)
 {
@@ -44,15 +45,12 @@ static __device__ __noinline__ void publish(const sel_kernel_args &a, sel_state 
     }
     sel_sync();
     if (threadIdx.x == 0) {
-        fence_device();
         for (int32_t i = 0; i < st->n_part; i++) {
-            const part *p = &st->parts[i];
-            st->last[i] = st->part_open[i] != 0 && atomicAdd(&a.m.ticket[p->block0], 1u) ==
-                                                       (uint32_t)(p->block1 - p->block0);
+            if (st->part_open[i] != 0) {
+                count_up(&a.m.ticket[st->parts[i].block0]);
+            }
         }
-        fence_device();
     }
-    sel_sync();
 }
 
 /* All lists of a row to its k best. buf: MERGE_CAP candidates; bits: SEL_BIT_WORD words. */
@@ -61,6 +59,7 @@ static __device__ __noinline__ void merge_row(const sel_kernel_args &a, sel_stat
                                               const part &p, int32_t r, uint2 *buf, uint32_t *bits)
 {
     const int32_t tid = threadIdx.x;
+    const uint32_t lane = threadIdx.x & 31;
     const int32_t n_list = p.block1 - p.block0 + 1;
     if (tid == 0) {
         st->best_cut = 0;
@@ -79,25 +78,33 @@ static __device__ __noinline__ void merge_row(const sel_kernel_args &a, sel_stat
 #pragma unroll 1
     for (uint32_t done = 0; done < total; done += MERGE_STEP) {
         uint2 e[4];
-        bool in[4];
+        uint32_t in[4]; /* lanes */
+        uint32_t mine = 0, all = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint32_t j = done + (uint32_t)(i * SEL_TEAM + tid);
-            in[i] = j < total;
-            e[i] = make_uint2(0, 0);
-            if (in[i]) {
-                const int32_t from = last_not_above(st->before, n_list, j);
-                e[i] =
-                    __ldcg(a.m.list + list_at<R>(p, r, from) * cap<R>() + (j - st->before[from]));
-            }
+            const uint32_t j = min(done + (uint32_t)(i * SEL_TEAM + tid), total - 1);
+            const int32_t from = last_not_above(st->before, n_list, j);
+            e[i] = __ldcg(a.m.list + list_at<R>(p, r, from) * cap<R>() + (j - st->before[from]));
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const bool want = in[i] && sel_in(c, e[i].x, (int32_t)e[i].y);
-            const uint32_t to = sel_append(&st->count[r], want);
-            if (want) {
-                buf[to] = e[i];
+            const bool want =
+                done + (uint32_t)(i * SEL_TEAM + tid) < total && sel_in(c, e[i].x, (int32_t)e[i].y);
+            in[i] = __ballot_sync(~0u, want);
+            mine |= (uint32_t)want << i;
+            all += (uint32_t)__popc(in[i]);
+        }
+        uint32_t to = 0;
+        if (lane == 0 && all != 0) {
+            to = atomicAdd(&st->count[r], all);
+        }
+        to = __shfl_sync(~0u, to, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if ((mine >> i & 1) != 0) {
+                buf[to + (uint32_t)__popc(in[i] & ((1u << lane) - 1))] = e[i];
             }
+            to += (uint32_t)__popc(in[i]);
         }
         sel_sync();
         const int32_t n = (int32_t)st->count[r];
@@ -114,41 +121,70 @@ static __device__ __noinline__ void merge_row(const sel_kernel_args &a, sel_stat
     finish_row(a.s, &st->sel, buf, (int32_t)st->count[r], c.key, p.g.row + r, bits);
 }
 
-/* This block's part of what blocks will add to. */
-static __device__ void clear_scratch(const sel_kernel_args &a)
+/* This block's part of what blocks will add to, or wait for; the team calls it. */
+template <int R> static __device__ __forceinline__ void clear_scratch(const sel_kernel_args &a)
 {
     if (threadIdx.x == 0) {
         a.m.ticket[blockIdx.x] = 0;
     }
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        *a.m.met = 0;
+    }
     if (a.exchange) {
+        if (threadIdx.x < 2 * R) {
+            a.m.told[blockIdx.x * 2 * R + threadIdx.x] = 0;
+        }
         uint4 *h = (uint4 *)a.m.hist;
-        const int64_t n = (int64_t)a.s.in.n_row * (N_COARSE + N_FINE) / 4;
-        for (int64_t i = (int64_t)blockIdx.x * IX_THREADS + threadIdx.x; i < n;
-             i += (int64_t)gridDim.x * IX_THREADS) {
+        const int32_t n = a.s.in.n_row * (ROW_HIST / 4);
+#pragma unroll 1
+        for (int32_t i = (int32_t)(threadIdx.x * gridDim.x + blockIdx.x); i < n;
+             i += ix_team<R>() * (int32_t)gridDim.x) {
             h[i] = make_uint4(0, 0, 0, 0);
         }
     }
 }
 
-static __device__ __forceinline__ void state_init(const sel_kernel_args &a, sel_state *st)
+/* The team calls it. */
+template <int R>
+static __device__ __forceinline__ void state_init(const sel_kernel_args &a, const ix_share &share,
+                                                  sel_state *st)
 {
-    static_assert(sizeof a % 4 == 0 && sizeof a / 4 <= IX_THREADS, "a thread copies a word");
+    static_assert(sizeof a % 4 == 0 && sizeof a / 4 <= ix_team<R>(), "a thread copies a word");
     if (threadIdx.x < sizeof a / 4) {
         ((uint32_t *)&st->args)[threadIdx.x] = ((const uint32_t *)&a)[threadIdx.x];
     }
-    ix_ring_init(&st->ring);
     if (threadIdx.x == 0) {
-        st->n_part = 0;
-        mbar_init(ptx_shared(&st->step[0]), IX_TEAM / 32);
-        mbar_init(ptx_shared(&st->step[1]), IX_TEAM / 32);
-        for (int i = 0; i < 4; i++) {
-            st->full[i] = -1;
-        }
+        st->share = share;
     }
+    if (threadIdx.x < 2) {
+        mbar_init(ptx_shared(&st->step[threadIdx.x]), ix_team<R>() / 32);
+    }
+    if (threadIdx.x < 4) {
+        st->full[threadIdx.x] = -1;
+    }
+    ix_team_sync<R>();
 }
 
+struct select_hook {
+    const cg::grid_group *grid;
+    cg::grid_group::arrival_token *token;
+    sel_state *st;
+    int64_t n_all;
+    /* This block's part of scratch is clear, too. */
+    __device__ void ring_full() const
+    {
+        *token = grid->barrier_arrive();
+    }
+    __device__ void piece(const ix_group &g, int64_t base, int32_t t0, int32_t t1, bool last) const
+    {
+        if (threadIdx.x % 32 == 0 && (t0 > 0 || t1 < g.n_tile)) {
+            note_part(st, g, n_all, base, t0, t1, last);
+        }
+    }
+};
+
 template <int NH, int R>
-__global__ void __launch_bounds__(IX_THREADS, 1)
+__global__ void __launch_bounds__(ix_threads<R>(), 1)
     select_kernel(const __grid_constant__ sel_kernel_args param)
 {
     extern __shared__ uint8_t raw[];
@@ -157,44 +193,55 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
     uint2 *cand = (uint2 *)(stage + stages<R>() * IX_STAGE);
     sel_state *st = (sel_state *)(cand + R * cap<R>());
     uint32_t *w = (uint32_t *)(st + 1);
-    const bool team = threadIdx.x < SEL_TEAM;
-    cg::grid_group grid = cg::this_grid();
-    state_init(param, st);
-    __syncthreads();
     const sel_kernel_args &a = st->args;
-    ix_find(a.s.in, R, false, &st->share, st->warp);
-    clear_scratch(a);
-    cg::grid_group::arrival_token token = grid.barrier_arrive();
-    if (threadIdx.x < IX_TEAM) {
-        consume<NH, R>(a, st, q, w, stage, cand);
+    const cg::grid_group grid = cg::this_grid();
+    cg::grid_group::arrival_token token;
+    const bool team = threadIdx.x < ix_team<R>();
+    const bool few = param.s.in.n_row <= IX_FEW;
+    ix_share share;
+    if (few) { /* nobody waits for anybody before pages and queries are on their way */
+        share = ix_find_few<R>(param.s.in, false);
     } else {
-        ix_produce(a.s.in, R, false, st->share, &st->ring, stage, stages<R>());
+        ix_find<R>(param.s.in, false, &st->share, st->warp);
+        share = st->share;
+    }
+    const select_hook hook = {&grid, &token, st, share.n_all};
+    if (team) {
+        clear_scratch<R>(param);
+        state_init<R>(param, share, st);
+        consume<NH, R>(a, st, q, w, stage, cand, hook);
+    } else {
+        ix_ring_init(&st->ring);
+        if (threadIdx.x % 32 == 0) {
+            st->n_part = 0;
+        }
+        ix_produce<R>(param.s.in, false, share, &st->ring, stage, stages<R>(), hook);
     }
     grid.barrier_wait(std::move(token));
+    if (threadIdx.x >= SEL_TEAM) {
+        return;
+    }
     if (a.exchange) {
-        if (team) {
-            add_counts<R>(a, st, cand);
-        }
-        grid.sync();
-        if (team) {
-            tell_all<R>(a, st, cand);
-        }
-        grid.sync();
-        if (team) {
-            settle_all<R>(a, st, cand, (uint32_t *)q);
-        }
+        agree<R>(a, st, cand, (uint2 *)q);
     }
     const int32_t open =
         (st->n_part > 0 ? st->part_open[0] : 0) | (st->n_part > 1 ? st->part_open[1] : 0);
-    if (!team || open == 0) {
+    if (open == 0) {
         return;
     }
     publish<R>(a, st, cand);
     for (int32_t i = 0; i < st->n_part; i++) {
-        for (int32_t r = 0; st->last[i] && r < st->parts[i].g.n; r++) {
+        const part p = st->parts[i];
+        if (st->part_open[i] == 0 || p.block0 != (int32_t)blockIdx.x) {
+            continue;
+        }
+        if (threadIdx.x == 0) {
+            wait_count(&a.m.ticket[p.block0], (uint32_t)(p.block1 - p.block0 + 1));
+        }
+        sel_sync();
+        for (int32_t r = 0; r < p.g.n; r++) {
             if ((st->part_open[i] >> r & 1) != 0) {
-                merge_row<R>(a, st, st->parts[i], r, (uint2 *)q,
-                             (uint32_t *)(q + MERGE_CAP * sizeof(uint2)));
+                merge_row<R>(a, st, p, r, (uint2 *)q, (uint32_t *)(q + MERGE_CAP * sizeof(uint2)));
             }
         }
     }
@@ -206,7 +253,12 @@ template <int NH, int R> constexpr size_t select_smem()
                           (size_t)R * cap<R>() * 8 >=
                       (size_t)MERGE_CAP * 8 + (size_t)SEL_BIT_WORD * 4,
                   "a merge fits where pages and lists were");
-    static_assert(MAX_FUSED_K + SLACK + 256 + room<R>() < cap<R>(), "a cut list has room");
+    static_assert((size_t)R * NH * 128 + (size_t)stages<R>() * IX_STAGE >=
+                      (size_t)MAX_TIE * 8 + (size_t)SEL_BIT_WORD * 4,
+                  "what blocks agree by fits where pages were");
+    static_assert(MAX_FUSED_K + SLACK + 256 <= limit<R>() && room<R>() <= cap<R>() &&
+                      (has_rest<R>() ? R == 4 : limit<R>() + room<R>() <= cap<R>()),
+                  "a cut list has room, and what comes until the next cut");
     static_assert(MAX_FUSED_K * 8 + SEL_BIT_WORD * 4 <= cap<R>() * 8,
                   "a list of k has room for bits");
     return 1024 + (size_t)R * NH * 128 + (size_t)stages<R>() * IX_STAGE +
@@ -241,18 +293,20 @@ bool agrees(const index_select_args *a, const dev_queue *q)
 /* Lays scratch out; returns its size. base may be NULL. */
 size_t lay_out(const index_select_args *a, const dev_queue *q, uint8_t *base, sel_mem *m)
 {
-    /* as many rows of a group as so many rows allow, however many requests they are of: never less for more rows, so that
-     * the largest shape's scratch does for all */
+    /* as many rows of a group as so many rows allow, however many requests they are of: never less for more rows, so
+     * that the largest shape's scratch does for all */
     const size_t r = a->in.n_row >= 4 ? 4 : a->in.n_row >= 2 ? 2 : 1;
     const size_t b = (size_t)n_block(q);
     const size_t c = r == 4 ? cap<4>() : cap<1>();
     size_t at = 0;
     m->ticket = (uint32_t *)(base + at);
     at += align_up(b * sizeof *m->ticket);
+    m->met = (uint32_t *)(base + at);
+    at += align_up(sizeof *m->met);
     m->hist = (uint32_t *)(base + at);
     const size_t most = b / 4 * r;
     const size_t n_hist = (size_t)a->in.n_row < most ? (size_t)a->in.n_row : most;
-    at += align_up(n_hist * (N_COARSE + N_FINE) * sizeof *m->hist);
+    at += align_up(n_hist * ROW_HIST * sizeof *m->hist);
     m->count = (int32_t *)(base + at);
     at += align_up(2 * b * r * sizeof *m->count);
     m->cut = (sel_cut *)(base + at);
@@ -260,7 +314,9 @@ size_t lay_out(const index_select_args *a, const dev_queue *q, uint8_t *base, se
     m->list = (uint2 *)(base + at);
     at += align_up(2 * b * r * c * sizeof *m->list);
     m->tie = (uint2 *)(base + at);
-    at += align_up(2 * b * r * (1 + MAX_OWN_TIE) * sizeof *m->tie);
+    at += align_up(2 * b * r * MAX_OWN_TIE * sizeof *m->tie);
+    m->told = (unsigned long long *)(base + at);
+    at += align_up(2 * b * r * sizeof *m->told);
     return at;
 }
 
@@ -275,7 +331,7 @@ template <int NH, int R> void launch(const sel_kernel_args &a, dev_queue *q)
     attr.val.cooperative = 1;
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = dim3((unsigned)n_block(q));
-    cfg.blockDim = dim3(IX_THREADS);
+    cfg.blockDim = dim3(ix_threads<R>());
     cfg.dynamicSmemBytes = smem;
     cfg.stream = cuda_stream(q);
     cfg.attrs = &attr;

@@ -11,7 +11,7 @@ enum { STORE_ROWS = 4, STORE_STAGE = 12, F32_THREADS = 128, F32_PITCH = KVS_INDE
 typedef struct alignas(16) store_shared {
     ix_ring ring;
     ix_share share;
-    int64_t warp[IX_THREADS / 32];
+    int64_t warp[IX_MAX_WARP];
 } store_shared;
 
 template <int NH> constexpr size_t store_smem()
@@ -20,9 +20,19 @@ template <int NH> constexpr size_t store_smem()
            sizeof(uint32_t) * STORE_ROWS * ix_w_word<NH>() + sizeof(store_shared);
 }
 
+struct ring_hook {
+    __device__ void ring_full() const
+    {
+        __syncthreads();
+    }
+    __device__ void piece(const ix_group &, int64_t, int32_t, int32_t, bool) const
+    {
+    }
+};
+
 /* Scores of the block's share, to memory. */
 template <int NH>
-__global__ void __launch_bounds__(IX_THREADS, 1)
+__global__ void __launch_bounds__(ix_threads<STORE_ROWS>(), 1)
     score_kernel(const __grid_constant__ index_score_args a)
 {
     extern __shared__ uint8_t raw[];
@@ -31,11 +41,18 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
     store_shared *s = (store_shared *)(stage + STORE_STAGE * IX_STAGE);
     uint32_t *w = (uint32_t *)(s + 1);
     const int32_t tid = threadIdx.x;
-    ix_ring_init(&s->ring);
-    ix_find(a, STORE_ROWS, true, &s->share, s->warp);
-    const ix_share share = s->share;
-    if (tid >= IX_TEAM) {
-        ix_produce(a, STORE_ROWS, true, share, &s->ring, stage, STORE_STAGE);
+    if (tid >= ix_team<STORE_ROWS>()) {
+        ix_ring_init(&s->ring);
+    }
+    ix_share share;
+    if (a.n_row <= IX_FEW) {
+        share = ix_find_few<STORE_ROWS>(a, true);
+    } else {
+        ix_find<STORE_ROWS>(a, true, &s->share, s->warp);
+        share = s->share;
+    }
+    if (tid >= ix_team<STORE_ROWS>()) {
+        ix_produce<STORE_ROWS>(a, true, share, &s->ring, stage, STORE_STAGE, ring_hook());
         return;
     }
     int64_t at = share.begin;
@@ -48,16 +65,22 @@ __global__ void __launch_bounds__(IX_THREADS, 1)
     const uint32_t ring_at = ptx_shared(&s->ring);
     const uint32_t stage_at = ptx_shared(stage);
     const ix_lane lane = ix_lane_of(tid);
+    if (at >= share.end) {
+        ring_hook().ring_full();
+    }
     while (at < share.end) {
-        const ix_group g = ix_group_at(a, row, STORE_ROWS, true);
+        const ix_group g = ix_group_at<STORE_ROWS>(a, row, true);
         const int32_t t0 = (int32_t)(at - base);
         const int32_t t1 = (int32_t)min((int64_t)g.n_tile, share.end - base);
-        ix_team_sync();
-        ix_load_q<NH>(a, g, q, w);
-        ix_team_sync();
-        for (; it < done + t1 - t0; it += IX_N_WG) {
+        ix_team_sync<STORE_ROWS>();
+        ix_load_q<NH, STORE_ROWS>(a, g, q, w);
+        if (at == share.begin) {
+            ring_hook().ring_full();
+        }
+        ix_team_sync<STORE_ROWS>();
+        for (; it < done + t1 - t0; it += ix_n_wg<STORE_ROWS>()) {
             ix_keys k;
-            const bool ok = ix_take(ring_at, stage_at, &place, STORE_STAGE, lane, &k);
+            const bool ok = ix_take<STORE_ROWS, STORE_STAGE>(ring_at, stage_at, &place, lane, &k);
             float score[ix_n_own<STORE_ROWS>()];
             if (ok) {
                 ix_score<NH, STORE_ROWS>(k, q_tile, w + ix_w_at<NH>(tid), g.n, tid, score);
@@ -164,7 +187,8 @@ template <int NH> void launch_store(const index_score_args *a, dev_queue *q)
     static uint64_t done;
     cuda_shared_max(score_kernel<NH>, smem, &done);
     score_kernel<NH>
-        <<<(unsigned)(q->n_sm > 0 ? q->n_sm : 1), IX_THREADS, smem, cuda_stream(q)>>>(*a);
+        <<<(unsigned)(q->n_sm > 0 ? q->n_sm : 1), ix_threads<STORE_ROWS>(), smem, cuda_stream(q)>>>(
+            *a);
 }
 
 } // namespace

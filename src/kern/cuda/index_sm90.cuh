@@ -1,9 +1,9 @@
 /* kern/cuda/index_sm90.cuh - the index scorer for fp8 keys: what the score op and the fused selection share.
  *
- * One block per multiprocessor: four warpgroups that multiply and one warp that copies. A work item is a
+ * One block per multiprocessor: four or six warpgroups that multiply and one warp that copies. A work item is a
  * tile of 64 keys (one page) against a group: up to R neighbouring rows of one request. The tiles of all
  * groups, laid end to end, are cut into equal ranges, one per block (ix_find). The copying warp brings
- * whole pages (8448 bytes, one bulk copy each) into a ring; tile i of the range goes to warpgroup i mod 4.
+ * whole pages (8448 bytes, one bulk copy each) into a ring; tile i of the range goes to warpgroup i mod 4 or 6.
  *
  * A page lies unswizzled, so keys are the A operand from registers: thread t of a quad takes 32
  * consecutive bytes of its two keys by 16-byte loads, and the query (B operand, in shared memory) is laid
@@ -26,30 +26,35 @@
 #include "num/kvfmt.h"
 
 enum {
-    IX_N_WG = 4, /* warpgroups that multiply                 */
-    IX_TEAM = 128 * IX_N_WG,
-    IX_THREADS = IX_TEAM + 32, /* and the copying warp                     */
     IX_STAGE = INDEX_PAGE_BYTES_FP8,
     IX_MAX_STAGE = 16,
+    IX_MAX_WARP = 25,
     IX_BAR = 1 /* named barrier of the team                */
 };
 
+/* Warpgroups that multiply, by the rows of a group. Six have 72 registers a thread, which is enough where products of
+ * 64 heads come in two halves; four have 96. */
+template <int R> __host__ __device__ constexpr int ix_n_wg()
+{
+    return R == 4 ? 6 : 4;
+}
+
+template <int R> __host__ __device__ constexpr int ix_team()
+{
+    return 128 * ix_n_wg<R>();
+}
+
+/* With the copying warp. */
+template <int R> __host__ __device__ constexpr int ix_threads()
+{
+    return ix_team<R>() + 32;
+}
+
 /* ---- instructions ------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ void ix_team_sync()
+template <int R> static __device__ __forceinline__ void ix_team_sync()
 {
-    named_barrier<IX_BAR, IX_TEAM>();
-}
-
-/* Whether any thread of the team says so. */
-static __device__ __forceinline__ bool ix_team_any(bool mine)
-{
-    return named_barrier_any<IX_BAR, IX_TEAM>(mine);
-}
-
-static __device__ __forceinline__ void prefetch_l1(const void *p)
-{
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+    named_barrier<IX_BAR, ix_team<R>()>();
 }
 
 /* ---- work -------------------------------------------------------------------------------------- */
@@ -62,15 +67,15 @@ typedef struct ix_group {
 } ix_group;
 
 /* fixed: every group has the tiles of the columns asked for; else those of its longest row. */
-static __device__ inline ix_group ix_group_at(const index_score_args &a, int32_t row, int32_t most,
-                                              bool fixed)
+template <int R>
+static __device__ inline ix_group ix_group_at(const index_score_args &a, int32_t row, bool fixed)
 {
     ix_group g;
     g.row = row;
     g.n = 1;
     const int32_t req = a.row_req[row];
     int32_t len = a.kv_len[row];
-    const int32_t end = min((int64_t)a.n_row, ((int64_t)row / most + 1) * most);
+    const int32_t end = min((int64_t)a.n_row, ((int64_t)row / R + 1) * R);
     while (row + g.n < end && a.row_req[row + g.n] == req) {
         len = max(len, a.kv_len[row + g.n]);
         g.n++;
@@ -82,9 +87,9 @@ static __device__ inline ix_group ix_group_at(const index_score_args &a, int32_t
     return g;
 }
 
-static __device__ inline bool ix_is_start(const index_score_args &a, int32_t row, int32_t most)
+template <int R> static __device__ inline bool ix_is_start(const index_score_args &a, int32_t row)
 {
-    return row % most == 0 || a.row_req[row] != a.row_req[row - 1];
+    return row % R == 0 || a.row_req[row] != a.row_req[row - 1];
 }
 
 /* A block's share of the work. */
@@ -138,21 +143,47 @@ template <typename T> static __device__ __forceinline__ T ix_warp_scan(T v)
     return v;
 }
 
-/* Finds the block's share; all threads of the block. s is shared; `warp` has a word per warp. */
-static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t most, bool fixed,
-                                            ix_share *s, int64_t *warp)
+/* Tiles of the group that begins with a row; 0 where none does. */
+template <int R>
+static __device__ __forceinline__ int64_t ix_tiles_from(const index_score_args &a, int64_t row,
+                                                        bool fixed)
+{
+    const bool start = row < a.n_row && ix_is_start<R>(a, (int32_t)row);
+    return start ? ix_group_at<R>(a, (int32_t)row, fixed).n_tile : 0;
+}
+
+enum { IX_FEW = 32 }; /* rows whose share a warp finds alone */
+
+/* The block's share of the tiles of at most IX_FEW rows; every warp for itself. */
+template <int R>
+static __device__ __forceinline__ ix_share ix_find_few(const index_score_args &a, bool fixed)
+{
+    static_assert((INDEX_MAX_LEN / 64 + 1) * (int64_t)IX_FEW <= INT32_MAX, "tiles are int32");
+    const int32_t n = (int32_t)ix_tiles_from<R>(a, threadIdx.x % 32, fixed);
+    const int32_t scan = ix_warp_scan(n);
+    ix_share s;
+    s.n_all = __shfl_sync(~0u, scan, 31);
+    const int64_t cut = ix_cut(s.n_all, (int64_t)blockIdx.x + threadIdx.x % 2);
+    s.begin = __shfl_sync(~0u, cut, 0);
+    s.end = __shfl_sync(~0u, cut, 1);
+    const uint32_t at = __ballot_sync(~0u, scan - n <= s.begin && s.begin < scan);
+    s.row = at != 0 ? __ffs((int)at) - 1 : 0;
+    s.base = __shfl_sync(~0u, scan - n, s.row);
+    return s;
+}
+
+/* The same of any number of rows; all threads of the block. s is shared; `warp` has a word per warp. */
+template <int R>
+static __device__ __noinline__ void ix_find(const index_score_args &a, bool fixed, ix_share *s,
+                                            int64_t *warp)
 {
     const int32_t tid = threadIdx.x;
-    const int32_t n_warp = IX_THREADS / 32;
-    const bool one_pass = a.n_row <= IX_THREADS; /* a thread has one row or none */
+    const int32_t n_warp = ix_threads<R>() / 32;
+    const bool one_pass = a.n_row <= ix_threads<R>(); /* a thread has one row or none */
     int64_t sum = 0;
-    if (tid < a.n_row) { /* what the groups are made of comes at once, not one after the other */
-        prefetch_l1(&a.kv_len[tid]);
-    }
 #pragma unroll 1
-    for (int64_t i = tid; i < a.n_row; i += IX_THREADS) {
-        sum +=
-            ix_is_start(a, (int32_t)i, most) ? ix_group_at(a, (int32_t)i, most, fixed).n_tile : 0;
+    for (int64_t i = tid; i < a.n_row; i += ix_threads<R>()) {
+        sum += ix_tiles_from<R>(a, i, fixed);
     }
     const int64_t scan = ix_warp_scan(sum);
     if (tid % 32 == 31) {
@@ -161,6 +192,7 @@ static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t m
     __syncthreads();
     int64_t n_all = 0;
     int64_t lower = 0;
+#pragma unroll 1
     for (int32_t w = 0; w < n_warp; w++) {
         n_all += warp[w];
         lower += w < tid / 32 ? warp[w] : 0;
@@ -185,10 +217,8 @@ static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t m
         return;
     }
     int64_t done = 0;
-    for (int64_t at = 0; at < a.n_row && begin < end && done <= begin; at += IX_THREADS) {
-        const int64_t i = at + tid;
-        const bool start = i < a.n_row && ix_is_start(a, (int32_t)i, most);
-        const int64_t n = start ? ix_group_at(a, (int32_t)i, most, fixed).n_tile : 0;
+    for (int64_t at = 0; at < a.n_row && begin < end && done <= begin; at += ix_threads<R>()) {
+        const int64_t n = ix_tiles_from<R>(a, at + tid, fixed);
         const int64_t in_warp = ix_warp_scan(n);
         __syncthreads();
         if (tid % 32 == 31) {
@@ -202,7 +232,7 @@ static __device__ __noinline__ void ix_find(const index_score_args &a, int32_t m
         }
         if (n > 0 && before <= begin && begin < before + n) {
             s->base = before;
-            s->row = (int32_t)i;
+            s->row = (int32_t)(at + tid);
         }
     }
     __syncthreads();
@@ -216,13 +246,13 @@ typedef struct ix_ring {
     int32_t ok[IX_MAX_STAGE]; /* 0: the page has no keys to score */
 } ix_ring;
 
-static __device__ void ix_ring_init(ix_ring *r)
+/* One warp calls it. */
+static __device__ __forceinline__ void ix_ring_init(ix_ring *r)
 {
-    if (threadIdx.x == 0) {
-        for (int32_t i = 0; i < IX_MAX_STAGE; i++) {
-            mbar_init(ptx_shared(&r->full[i]), 1);
-            mbar_init(ptx_shared(&r->empty[i]), 4); /* the warps of one warpgroup */
-        }
+    const uint32_t i = threadIdx.x % 32;
+    if (i < IX_MAX_STAGE) {
+        mbar_init(ptx_shared(&r->full[i]), 1);
+        mbar_init(ptx_shared(&r->empty[i]), 4); /* the warps of one warpgroup */
         mbar_init_fence();
         fence_async();
     }
@@ -233,6 +263,7 @@ static __device__ inline int64_t ix_pairs(const index_score_args &a, const ix_gr
                                           int64_t first, bool fixed)
 {
     int64_t n = 0;
+#pragma unroll 1
     for (int32_t r = 0; r < g.n; r++) {
         const int64_t bound = fixed ? min(a.kv_len[g.row + r], a.col_end) : a.kv_len[g.row + r];
         n += max((int64_t)0, min((int64_t)64, bound - first));
@@ -269,14 +300,40 @@ static __device__ __forceinline__ int64_t ix_page(const index_score_args &a, con
     return page;
 }
 
-/* The copying warp: brings every page of the share and counts keys. */
-static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_t most, bool fixed,
-                                               const ix_share &s, ix_ring *ring, uint8_t *stage,
-                                               int32_t n_stage)
+/* Asks for the pages of the warp's first n lanes, at most n_stage, in the places from slot on. */
+static __device__ __forceinline__ void ix_ask(ix_ring *ring, uint8_t *stage, int32_t n_stage,
+                                              int32_t slot, uint32_t phase, int32_t n,
+                                              const uint8_t *from, bool ok)
 {
     const int32_t lane = threadIdx.x % 32;
-    const uint8_t *keys = a.keys;
-    const int64_t page_stride = a.page_stride;
+    const bool wraps = slot + lane >= n_stage;
+    const int32_t own = wraps ? slot + lane - n_stage : slot + lane;
+    const uint32_t full = ptx_shared(&ring->full[own]);
+    if (lane < n) {
+        mbar_wait(ptx_shared(&ring->empty[own]), wraps ? phase ^ 1 : phase);
+        ring->ok[own] = ok;
+    }
+    __syncwarp();
+    if (lane < n && !ok) {
+        mbar_arrive(full);
+    }
+    if (lane < n && ok) {
+        mbar_expect(full, IX_STAGE);
+        copy_bulk(ptx_shared(stage) + (uint32_t)own * IX_STAGE, from, IX_STAGE, full);
+    }
+    __syncwarp();
+}
+
+/* The copying warp: brings every page of the share and counts keys. hook.ring_full is called once, when the ring is
+ * full for the first time or everything has been asked for; hook.piece, when the share's tiles [t0, t1) of a group
+ * have been. */
+template <int R, typename HOOK>
+static __device__ __forceinline__ void ix_produce(const index_score_args &a, bool fixed,
+                                                  const ix_share &s, ix_ring *ring, uint8_t *stage,
+                                                  int32_t n_stage, const HOOK &hook)
+{
+    const int32_t lane = threadIdx.x % 32;
+    bool first = true; /* the first time round the ring, whose places are free */
     ix_tally tally = {0, 0};
     int64_t at = s.begin;
     int64_t base = s.base;
@@ -284,38 +341,39 @@ static __device__ __noinline__ void ix_produce(const index_score_args &a, int32_
     int32_t slot = 0;
     uint32_t phase = 1;
     while (at < s.end) {
-        const ix_group g = ix_group_at(a, row, most, fixed);
+        const ix_group g = ix_group_at<R>(a, row, fixed);
         const int32_t t1 = (int32_t)min((int64_t)g.n_tile, s.end - base);
-        int32_t t = (int32_t)(at - base);
-        int64_t page = ix_page(a, g, t + lane, t1, fixed, &tally);
-        while (t < t1) {
+        const int32_t t0 = (int32_t)(at - base);
+        int64_t page = -1; /* of the lane's tile, of 32 that have been looked up */
+#pragma unroll 1
+        for (int32_t t = t0 - 32; t < t1; t += 32) {
             const int64_t next = ix_page(a, g, t + 32 + lane, t1, fixed, &tally);
-            const int32_t n = min(32, t1 - t);
-            for (int32_t j = 0; j < n; j++) {
-                const int64_t p = __shfl_sync(~0u, page, j);
-                if (lane == 0) {
-                    mbar_wait(ptx_shared(&ring->empty[slot]), phase);
-                    ring->ok[slot] = p >= 0;
-                    if (p >= 0) {
-                        mbar_expect(ptx_shared(&ring->full[slot]), IX_STAGE);
-                        copy_bulk(ptx_shared(stage + (int64_t)slot * IX_STAGE),
-                                  keys + p * page_stride, IX_STAGE, ptx_shared(&ring->full[slot]));
-                    } else {
-                        mbar_arrive(ptx_shared(&ring->full[slot]));
-                    }
-                }
-                slot++;
-                if (slot == n_stage) {
-                    slot = 0;
+            const int32_t n = t < t0 ? 0 : min(32, t1 - t);
+#pragma unroll 1
+            for (int32_t j = 0; j < n;) {
+                const int64_t p = __shfl_sync(~0u, page, j + lane);
+                const int32_t now = min(first ? n_stage - slot : n_stage / 4, n - j);
+                ix_ask(ring, stage, n_stage, slot, phase, now, a.keys + p * a.page_stride, p >= 0);
+                j += now;
+                slot += now;
+                if (slot >= n_stage) {
+                    slot -= n_stage;
                     phase ^= 1;
+                    if (first) {
+                        hook.ring_full();
+                    }
+                    first = false;
                 }
             }
             page = next;
-            t += n;
         }
+        hook.piece(g, base, t0, t1, base + t1 == s.end);
         at = base + t1;
         base += g.n_tile;
         row += g.n;
+    }
+    if (first) {
+        hook.ring_full();
     }
     /* keys past the table, or of a request that is none, have no tile: every block counts some rows */
     for (int32_t r = (int32_t)blockIdx.x * 32 + lane; !fixed && r < a.n_row;
@@ -369,33 +427,47 @@ static __device__ __forceinline__ uint32_t ix_w_part(float w, int32_t odd)
 }
 
 /* The rows of a group into shared memory; the team calls it, with barriers around. */
-template <int NH>
-static __device__ void ix_load_q(const index_score_args &a, const ix_group &g, uint8_t *q,
-                                 uint32_t *w)
+template <int NH, int R>
+static __device__ __forceinline__ void ix_load_q(const index_score_args &a, const ix_group &g,
+                                                 uint8_t *q, uint32_t *w)
 {
+    static_assert(R * ix_w_word<NH>() <= ix_team<R>(), "a thread has one word of weights");
+    constexpr int PER = R * NH * 32 / ix_team<R>() < 1 ? 1 : 4; /* words asked for at once */
     const int32_t tid = threadIdx.x;
-    for (int32_t i = tid; i < g.n * NH * 32; i += IX_TEAM) {
-        const int32_t word = i % 32;
-        const int32_t h = i / 32 % NH;
-        const int32_t r = i / 32 / NH;
-        uint32_t v = 0;
-        if (h < a.n_head) {
-            v = ((const uint32_t *)a.q)[((int64_t)(g.row + r) * a.n_head + h) * 32 + word];
+    const int32_t n = g.n * NH * 32;
+    const int32_t per = ix_n_step<NH>() == 1 ? 2 : 4; /* words together */
+    const int32_t j = tid % ix_w_word<NH>();
+    const int32_t own = j % per + j / (8 * per) * 4; /* of the thread's */
+    const int32_t who = j / per % 8;                 /* 2 t + odd       */
+    const int32_t w_h = own / 2 * 16 + own % 2 * 8 + who / 2 * 2;
+    const bool w_in = tid < g.n * ix_w_word<NH>();
+    const float *from = a.w + (int64_t)(g.row + tid / ix_w_word<NH>()) * a.n_head + w_h;
+    const float w0 = w_in && w_h < a.n_head ? from[0] : 0.0f;
+    const float w1 = w_in && w_h + 1 < a.n_head ? from[1] : 0.0f;
+#pragma unroll 1
+    for (int32_t i0 = tid; i0 < n; i0 += PER * ix_team<R>()) {
+        uint32_t v[PER];
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            const int32_t i = i0 + c * ix_team<R>();
+            const int32_t h = i / 32 % NH;
+            const int64_t row = g.row + i / 32 / NH;
+            const bool in = i < n && h < a.n_head;
+            v[c] = in ? ((const uint32_t *)a.q)[(row * a.n_head + h) * 32 + i % 32] : 0;
         }
-        const int32_t to = word % 8 * 4 + word / 8; /* words 8t .. 8t + 7 are thread t's */
-        *(uint32_t *)(q + r * NH * 128 + h * 128 + ((to / 4) ^ (h & 7)) * 16 + to % 4 * 4) = v;
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            const int32_t i = i0 + c * ix_team<R>();
+            const int32_t h = i / 32 % NH;
+            const int32_t to = i % 8 * 4 + i % 32 / 8; /* words 8t .. 8t + 7 are thread t's */
+            if (i < n) {
+                *(uint32_t *)(q + i / 32 / NH * NH * 128 + h * 128 + ((to / 4) ^ (h & 7)) * 16 +
+                              to % 4 * 4) = v[c];
+            }
+        }
     }
-    for (int32_t i = tid; i < g.n * ix_w_word<NH>(); i += IX_TEAM) {
-        const int32_t r = i / ix_w_word<NH>();
-        const int32_t j = i % ix_w_word<NH>();
-        const int32_t per = ix_n_step<NH>() == 1 ? 2 : 4; /* words together */
-        const int32_t word = j % per + j / (8 * per) * 4; /* of the thread's */
-        const int32_t who = j / per % 8;                  /* 2 t + odd       */
-        const int32_t h = word / 2 * 16 + word % 2 * 8 + who / 2 * 2;
-        const float *from = a.w + (int64_t)(g.row + r) * a.n_head + h;
-        const float w0 = h < a.n_head ? from[0] : 0.0f;
-        const float w1 = h + 1 < a.n_head ? from[1] : 0.0f;
-        w[i] = ix_w_part(w0, who % 2) | ix_w_part(w1, who % 2) << 16;
+    if (w_in) {
+        w[tid] = ix_w_part(w0, who % 2) | ix_w_part(w1, who % 2) << 16;
     }
     fence_async();
 }
@@ -641,13 +713,17 @@ static __device__ __forceinline__ void ix_score(const ix_keys &k, uint32_t q, co
     for (int r = 0; r < R; r++) {
         s[r] = 0.0f;
         if (r < n) {
+            constexpr int N = ix_n_wg<R>() > 4 && NH > 32 ? 32 : NH; /* registers */
             alignas(16) uint32_t own[2 * ix_n_step<NH>()];
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             ix_load_w<NH>(own, w + r * ix_w_word<NH>());
-            float d[NH / 2];
-            ix_products<NH>(d, k, q + (uint32_t)(r * NH * 128 / 16));
-            ix_products_wait(d);
-            ix_add_heads<NH>(d, own, sum);
+#pragma unroll
+            for (int h = 0; h < NH; h += N) {
+                float d[N / 2];
+                ix_products<N>(d, k, q + (uint32_t)((r * NH + h) * 128 / 16));
+                ix_products_wait(d);
+                ix_add_heads<N>(d, own + h / 8, sum);
+            }
             s[r] = __fadd_rn(second ? sum[2] : sum[0], second ? sum[3] : sum[1]);
         }
     }
@@ -663,25 +739,30 @@ static __device__ __forceinline__ void ix_score(const ix_keys &k, uint32_t q, co
 
 /* ---- a warpgroup's way through the ring -------------------------------------------------------- */
 
-/* Tile `it` of the block's share is warpgroup it % IX_N_WG's, in place it % n_stage. */
+/* Tile `it` of the block's share is warpgroup it % ix_n_wg's, in place it % N_STAGE. N_STAGE is a multiple of ix_n_wg:
+ * the tiles of a place are then one warpgroup's, which waits for each of them. Were they not, one that waits for a
+ * tile while the last of that place has not come yet would take the one before for it: its phase has the same parity,
+ * and pages come out of order. */
 typedef struct ix_place {
     int32_t slot;
     uint32_t phase;
 } ix_place;
 
-static __device__ __forceinline__ void ix_next(ix_place *p, int32_t n_stage)
+template <int R, int N_STAGE> static __device__ __forceinline__ void ix_next(ix_place *p)
 {
-    p->slot += IX_N_WG;
-    if (p->slot >= n_stage) {
-        p->slot -= n_stage;
+    static_assert(N_STAGE % ix_n_wg<R>() == 0, "a place is one warpgroup's");
+    p->slot += ix_n_wg<R>();
+    if (p->slot >= N_STAGE) {
+        p->slot -= N_STAGE;
         p->phase ^= 1;
     }
 }
 
 /* The next tile's keys; false where it has none to score, alike in the whole warpgroup. ring and stage: their
  * addresses in shared memory. */
+template <int R, int N_STAGE>
 static __device__ __forceinline__ bool ix_take(uint32_t ring, uint32_t stage, ix_place *p,
-                                               int32_t n_stage, const ix_lane &lane, ix_keys *k)
+                                               const ix_lane &lane, ix_keys *k)
 {
     const uint32_t slot = (uint32_t)p->slot;
     mbar_wait(ring + (uint32_t)offsetof(ix_ring, full) + slot * 8, p->phase);
@@ -691,7 +772,7 @@ static __device__ __forceinline__ bool ix_take(uint32_t ring, uint32_t stage, ix
     if (threadIdx.x % 32 == 0) {
         mbar_arrive(ring + (uint32_t)offsetof(ix_ring, empty) + slot * 8);
     }
-    ix_next(p, n_stage);
+    ix_next<R, N_STAGE>(p);
     return ok;
 }
 

@@ -17,16 +17,17 @@
 
 enum { SEL_TEAM = 512, SEL_BAR = 2, SEL_BIN = 2048, SEL_WARP = SEL_TEAM / 32 };
 
+typedef struct sel_cut {
+    uint32_t key, inv; /* a candidate is in iff (sel_key, sel_inv) >= (key, inv) */
+} sel_cut;
+
 typedef struct alignas(16) sel_shared {
     uint32_t hist[SEL_BIN];
     uint32_t warp[SEL_WARP];
     uint32_t bin, above, in_bin, total;
     uint32_t n_out;
+    sel_cut nth;
 } sel_shared;
-
-typedef struct sel_cut {
-    uint32_t key, inv; /* a candidate is in iff (sel_key, sel_inv) >= (key, inv) */
-} sel_cut;
 
 /* Adds 1 to a counter in shared memory; the lanes that want to, one by one, few as they are. */
 static __device__ __forceinline__ uint32_t sel_take(uint32_t *n)
@@ -41,11 +42,36 @@ static __device__ __forceinline__ void sel_sync()
     named_barrier<SEL_BAR, SEL_TEAM>();
 }
 
+/* ---- what blocks of one launch tell each other --------------------------------------------------- */
+
 /* Orders what this thread has read and written before what it does after, for the whole device. */
 static __device__ __forceinline__ void fence_device()
 {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
+
+/* Adds; nothing waits for it but what is ordered after. */
+static __device__ __forceinline__ void count_add(uint32_t *n, uint32_t add)
+{
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(n), "r"(add) : "memory");
+}
+
+/* Adds 1, after what this thread has seen done before. */
+static __device__ __forceinline__ void count_up(uint32_t *n)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(n) : "memory");
+}
+
+/* Waits for n to be reached. */
+static __device__ __forceinline__ void wait_count(const uint32_t *at, uint32_t n)
+{
+    uint32_t v;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    } while (v < n);
+}
+
+/* ---- scores as integers ------------------------------------------------------------------------- */
 
 /* Larger score, larger key; both zeros have one. */
 static __device__ __forceinline__ uint32_t sel_key(uint32_t bits)
@@ -63,6 +89,12 @@ static __device__ __forceinline__ float sel_score(uint32_t key)
 static __device__ __forceinline__ uint32_t sel_inv(int32_t id)
 {
     return 0x7FFFFFFFu - (uint32_t)id;
+}
+
+/* Score's key and id as one number of 63 bits, larger is better. */
+static __device__ __forceinline__ unsigned long long sel_rank(uint2 e)
+{
+    return (unsigned long long)sel_key(e.x) << 31 | sel_inv((int32_t)e.y);
 }
 
 static __device__ __forceinline__ bool sel_in(sel_cut c, uint32_t bits, int32_t id)
@@ -251,6 +283,66 @@ static __device__ __noinline__ sel_cut sel_find_above(sel_shared *s, const uint2
     return sel_find(s, buf, n, k, slack);
 }
 
+enum { SEL_POOL = 512 };
+
+/* Of the first n ranks of pool, the need-th from the top as a cut, into *c; the caller syncs before and after. */
+static __device__ __forceinline__ void sel_nth(const unsigned long long *pool, uint32_t n,
+                                               uint32_t need, sel_cut *c)
+{
+    const uint32_t tid = threadIdx.x;
+    const unsigned long long mine = tid < n ? pool[tid] : 0;
+    uint32_t better = 0;
+#pragma unroll 8
+    for (uint32_t j = 0; j < n; j++) {
+        better += pool[j] > mine;
+    }
+    if (tid < n && better == need - 1) {
+        *c = {(uint32_t)(mine >> 31), (uint32_t)mine & 0x7FFFFFFFu};
+    }
+}
+
+/* The cut that keeps exactly the k best; n > k, lo as in sel_find_above. The bin of the k-th best is mostly so small
+ * that each of its entries can be held against all others. */
+static __device__ __noinline__ sel_cut sel_find_exact(sel_shared *s, const uint2 *buf, int32_t n,
+                                                      int32_t k, uint32_t lo)
+{
+    if (lo == 0) {
+        return sel_find(s, buf, n, k, 0);
+    }
+    sel_hist_zero(s);
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
+        atomicAdd(&s->hist[min((sel_key(buf[i].x) - lo) >> 13, SEL_BIN - 1u)], 1u);
+    }
+    sel_sync();
+    uint32_t h[4];
+    sel_own_bins(s->hist, h);
+    sel_find_bin(s, h, (uint32_t)k);
+    const uint32_t bin = s->bin;
+    const uint32_t in_bin = s->in_bin;
+    const uint32_t need = (uint32_t)k - s->above;
+    if (bin == SEL_BIN - 1u || in_bin > SEL_POOL) {
+        sel_sync();
+        return sel_find(s, buf, n, k, 0);
+    }
+    unsigned long long *pool = (unsigned long long *)s->hist;
+    if (threadIdx.x == 0) {
+        s->n_out = 0;
+    }
+    sel_sync();
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
+        const uint2 e = buf[i];
+        if ((sel_key(e.x) - lo) >> 13 == bin) {
+            pool[sel_take(&s->n_out)] = sel_rank(e);
+        }
+    }
+    sel_sync();
+    sel_nth(pool, in_bin, need, &s->nth);
+    sel_sync();
+    return s->nth;
+}
+
 /* Appends e to out at *n (shared) for the threads that want to; whole warps call it. */
 static __device__ __forceinline__ uint32_t sel_append(uint32_t *n, bool want)
 {
@@ -322,12 +414,6 @@ static __device__ __forceinline__ void small_sync(int32_t bar)
     asm volatile("bar.sync %0, 128;" ::"r"(bar) : "memory");
 }
 
-/* Score's key and id as one number of 63 bits, larger is better. */
-static __device__ __forceinline__ unsigned long long sel_rank(uint2 e)
-{
-    return (unsigned long long)sel_key(e.x) << 31 | sel_inv((int32_t)e.y);
-}
-
 /* The bin in which the need-th from the top lies, into s. */
 static __device__ __forceinline__ void small_find_bin(const uint32_t *hist, sel_small *s,
                                                       int32_t bar, uint32_t need)
@@ -360,11 +446,22 @@ static __device__ __forceinline__ void small_find_bin(const uint32_t *hist, sel_
     small_sync(bar);
 }
 
-/* As sel_find_above, by the 128 threads of a warpgroup with barrier `bar` and 512 bins at hist: bins of 2^15 from lo
- * on, or else (lo 0, or no success) digits of 9 bits of the 63 of sel_rank. n > k + slack. */
+/* A list in shared memory, whose entries from `cap` on are in global memory. */
+typedef struct small_list {
+    uint2 *buf, *rest;
+    int32_t cap, n;
+} small_list;
+
+static __device__ __forceinline__ uint2 small_entry(const small_list &l, int32_t i)
+{
+    return i < l.cap ? l.buf[i] : __ldcg(&l.rest[i - l.cap]);
+}
+
+/* As sel_find_above, by the 128 threads of a warpgroup with barrier `bar` and 512 bins at hist: bins of 2^14 from lo
+ * on, or else (lo 0, or no success) digits of 9 bits of the 63 of sel_rank. l.n > k + slack. */
 static __device__ __noinline__ sel_cut small_find(uint32_t *hist, sel_small *s, int32_t bar,
-                                                  const uint2 *buf, int32_t n, int32_t k,
-                                                  int32_t slack, uint32_t lo)
+                                                  const small_list &l, int32_t k, int32_t slack,
+                                                  uint32_t lo)
 {
     const int32_t tid = (int32_t)threadIdx.x % 128;
     unsigned long long cut = 0;
@@ -373,10 +470,10 @@ static __device__ __noinline__ sel_cut small_find(uint32_t *hist, sel_small *s, 
     for (int32_t shift = lo != 0 ? 63 : 54; shift >= 0; shift -= 9) {
         ((uint4 *)hist)[tid] = make_uint4(0, 0, 0, 0);
         small_sync(bar);
-#pragma unroll 1
-        for (int32_t i = tid; i < n; i += 128) {
-            const unsigned long long v = sel_rank(buf[i]);
-            const uint32_t near = min(((uint32_t)(v >> 31) - lo) >> 15, SEL_SMALL_BIN - 1u);
+#pragma unroll 4
+        for (int32_t i = tid; i < l.n; i += 128) {
+            const unsigned long long v = sel_rank(small_entry(l, i));
+            const uint32_t near = min(((uint32_t)(v >> 31) - lo) >> 14, SEL_SMALL_BIN - 1u);
             const bool agrees = shift >= 54 || (v ^ cut) >> (shift + 9) == 0;
             if (agrees) {
                 atomicAdd(&hist[shift == 63 ? near : (uint32_t)(v >> shift) % SEL_SMALL_BIN], 1u);
@@ -389,7 +486,7 @@ static __device__ __noinline__ sel_cut small_find(uint32_t *hist, sel_small *s, 
         const bool enough = over <= (uint32_t)slack;
         if (shift == 63) {
             if (enough && bin < SEL_SMALL_BIN - 1u) {
-                return {lo + (bin << 15), 0};
+                return {lo + (bin << 14), 0};
             }
             continue;
         }
@@ -402,8 +499,8 @@ static __device__ __noinline__ sel_cut small_find(uint32_t *hist, sel_small *s, 
     return {(uint32_t)(cut >> 31), (uint32_t)cut & 0x7FFFFFFFu};
 }
 
-/* As sel_keep, in place, by a warpgroup. */
-static __device__ __noinline__ int32_t small_keep(sel_small *s, int32_t bar, uint2 *buf, int32_t n,
+/* As sel_keep, in place, by a warpgroup; at most l.cap are kept. */
+static __device__ __noinline__ int32_t small_keep(sel_small *s, int32_t bar, const small_list &l,
                                                   sel_cut c)
 {
     const uint32_t tid = threadIdx.x % 128;
@@ -412,15 +509,15 @@ static __device__ __noinline__ int32_t small_keep(sel_small *s, int32_t bar, uin
         s->n_out = 0;
     }
 #pragma unroll 1
-    for (int32_t at = 0; at < n; at += 4 * 128) {
+    for (int32_t at = 0; at < l.n; at += 4 * 128) {
         uint2 e[4];
         uint32_t in[4]; /* lanes */
         uint32_t mine = 0, all = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int32_t j = at + i * 128 + (int32_t)tid;
-            e[i] = j < n ? buf[j] : make_uint2(0, 0);
-            const bool keep = j < n && sel_in(c, e[i].x, (int32_t)e[i].y);
+            e[i] = j < l.n ? small_entry(l, j) : make_uint2(0, 0);
+            const bool keep = j < l.n && sel_in(c, e[i].x, (int32_t)e[i].y);
             in[i] = __ballot_sync(~0u, keep);
             mine |= (uint32_t)keep << i;
             all += (uint32_t)__popc(in[i]);
@@ -434,7 +531,7 @@ static __device__ __noinline__ int32_t small_keep(sel_small *s, int32_t bar, uin
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if ((mine >> i & 1) != 0) {
-                buf[to + (uint32_t)__popc(in[i] & ((1u << lane) - 1))] = e[i];
+                l.buf[to + (uint32_t)__popc(in[i] & ((1u << lane) - 1))] = e[i];
             }
             to += (uint32_t)__popc(in[i]);
         }
