@@ -52,8 +52,7 @@ kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int6
     const p2p_config cfg = {
         .n_rank = n,
         .device = w->device,
-        .n_line = exchange_lines_for(max_bytes),
-        .n_chunk = exchange_chunks_for(max_bytes),
+        .n_cell = exchange_cells_for(max_bytes),
         .timeout_ms = timeout_ms,
         .op_name = exchange_op_name,
     };
@@ -129,6 +128,12 @@ static bool ranks_of_launch(const gpu_world *w, int32_t i, int32_t skip, bool al
         }
     }
     return p2p_use(w->g, i, NULL) == KVS_OK;
+}
+
+int32_t gpu_ranks_led_by(gpu_world *w, int32_t lead, int32_t *list)
+{
+    int32_t n;
+    return ranks_of_launch(w, lead, -1, false, list, &n) ? n : 0;
 }
 
 static void exchange_led_by(gpu_world *w, const exchange_args *a, int32_t lead, int32_t skip, bool alone)
@@ -261,10 +266,15 @@ static int64_t dst_row(const part_spec *p, int32_t n)
     return (p->interleave ? n * p->bytes : p->bytes) + p->pad;
 }
 
+/* What messages hold: words of which each differs from exchange to exchange, or many of the cells that a wire has
+ * a meaning of its own for. */
+typedef enum content { CONTENT_WORDS, CONTENT_RESERVED, N_CONTENT } content;
+
 /* A message between all ranks: buffers on the devices and what was put into them. */
 typedef struct message {
     const msg_spec *spec;
     int32_t n_row;
+    content kind;
     exchange_args a[WIRE_MAX_RANK];
     uint8_t *src[WIRE_MAX_RANK][EXCHANGE_MAX_PART]; /* host */
 } message;
@@ -278,17 +288,17 @@ static void message_free(message *m)
     }
 }
 
-static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, int32_t form, int32_t n_row,
+static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, content kind, int32_t n_row,
                                kvs_error *err)
 {
     memset(m, 0, sizeof *m);
     m->spec = spec;
     m->n_row = n_row;
+    m->kind = kind;
     for (int32_t r = 0; r < w->n; r++) {
         exchange_args *a = &m->a[r];
         a->w = p2p_wire(w->g, r);
         a->op = (int32_t)spec->op;
-        a->form = form;
         a->n_row = n_row;
         a->n_part = spec->n_part;
         for (int32_t k = 0; k < spec->n_part; k++) {
@@ -317,17 +327,34 @@ static uint64_t next_word(uint64_t x)
     return x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
 }
 
+/* Eight bytes: half of the cells are empty ones, a quarter are marks. */
+static uint64_t reserved_word(uint64_t x, size_t at)
+{
+    const uint64_t empty = UINT64_C(0xF6F6F6F6F6F6F6F6);
+    const uint64_t pick = next_word(x ^ (uint64_t)at / WIRE_CELL) >> 62;
+    if (pick == 3) {
+        return next_word(x + at);
+    }
+    return empty + (pick == 2 && at % WIRE_CELL != 0 ? UINT64_C(1) << 32 : 0);
+}
+
+static void fill_words(void *dst, size_t bytes, content kind, uint64_t seed)
+{
+    uint64_t x = seed;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        x = next_word(x);
+        const uint64_t v = kind == CONTENT_WORDS ? x : reserved_word(seed, i);
+        memcpy((uint8_t *)dst + i, &v, 8);
+    }
+}
+
 /* New data everywhere, poison where it is to arrive. */
 static void message_fill(message *m, gpu_world *w, uint64_t seed)
 {
     for (int32_t r = 0; r < w->n; r++) {
         for (int32_t k = 0; k < m->spec->n_part; k++) {
             const size_t n = src_bytes(&m->spec->part[k], w->n, m->n_row);
-            uint64_t x = rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), 0);
-            for (size_t i = 0; i + 8 <= n; i += 8) {
-                x = next_word(x);
-                memcpy(m->src[r][k] + i, &x, 8);
-            }
+            fill_words(m->src[r][k], n, m->kind, rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), 0));
             gpu_put(w, r, (void *)(uintptr_t)m->a[r].part[k].src, m->src[r][k], n);
             dev_cuda.fill(m->a[r].part[k].dst, GPU_POISON, dst_bytes(&m->spec->part[k], w->n, m->n_row));
         }
@@ -385,13 +412,13 @@ static void check_sound(gpu_world *w, char *wrong, size_t cap)
     }
 }
 
-static kvs_status run_message(gpu_run *run, gpu_world *w, const msg_spec *spec, int32_t form, int32_t n_row,
+static kvs_status run_message(gpu_run *run, gpu_world *w, const msg_spec *spec, content kind, int32_t n_row,
                               char *wrong, size_t cap, kvs_error *err)
 {
     message m;
     const int32_t blocks = w->n_block;
-    kvs_status st = message_make(&m, w, spec, form, n_row, err);
-    for (int rep = 0; rep < REPS && st == KVS_OK && wrong[0] == '\0'; rep++) {
+    kvs_status st = message_make(&m, w, spec, kind, n_row, err);
+    for (int rep = 0; rep < (n_row > 33 ? 1 : REPS) && st == KVS_OK && wrong[0] == '\0'; rep++) {
         message_fill(&m, w, run->cfg->seed + ++run->n_case);
         gpu_exchange(w, m.a, -1, false);
         st = gpu_sync(w, err);
@@ -414,6 +441,7 @@ enum { DIM = KVS_LATENT_DIM, LOCAL = 3 };
 
 typedef struct partials {
     int32_t n_row, type;
+    content kind;
     exchange_merge_args a[WIRE_MAX_RANK];
     float *part[WIRE_MAX_RANK]; /* host */
     float *lse[WIRE_MAX_RANK];
@@ -424,18 +452,18 @@ static size_t elem_bytes(int32_t type)
     return type == KVS_DTYPE_BF16 ? 2 : 4;
 }
 
-static kvs_status partials_make(partials *m, gpu_world *w, int32_t form, int32_t n_row, int32_t type,
+static kvs_status partials_make(partials *m, gpu_world *w, content kind, int32_t n_row, int32_t type,
                                 kvs_error *err)
 {
     const int32_t heads = LOCAL * w->n;
     memset(m, 0, sizeof *m);
     m->n_row = n_row;
     m->type = type;
+    m->kind = kind;
     for (int32_t r = 0; r < w->n; r++) {
         exchange_merge_args *a = &m->a[r];
         void *p = NULL;
         a->w = p2p_wire(w->g, r);
-        a->form = form;
         a->n_row = n_row;
         a->n_head = heads;
         TRY(gpu_alloc(w, r, (size_t)(n_row * heads * DIM) * 4 + 16, &p, err));
@@ -480,6 +508,12 @@ static void partials_fill(partials *m, gpu_world *w, uint64_t seed)
         for (int64_t i = 0; i < pairs * DIM; i++) {
             x = next_word(x);
             m->part[r][i] = (float)(int32_t)(x >> 32) * 0x1p-31f;
+        }
+        if (m->kind == CONTENT_RESERVED) {
+            fill_words(m->part[r], (size_t)(pairs * DIM) * 4, m->kind, x);
+        }
+        for (int64_t i = 0; i < pairs * DIM; i++) { /* which NaN an operation gives differs between machines */
+            m->part[r][i] = isfinite(m->part[r][i]) ? m->part[r][i] : 1.0f;
         }
         gen_f32(&g, m->lse[r], pairs, 6.0f);
         for (int64_t i = 0; i < pairs; i++) {
@@ -574,13 +608,13 @@ static kvs_status partials_compare(const partials *m, gpu_world *w, char *wrong,
     return KVS_OK;
 }
 
-static kvs_status run_partials(gpu_run *run, gpu_world *w, int32_t form, int32_t n_row, int32_t type,
+static kvs_status run_partials(gpu_run *run, gpu_world *w, content kind, int32_t n_row, int32_t type,
                                char *wrong, size_t cap, kvs_error *err)
 {
     partials m;
     const int32_t blocks = w->n_block;
-    kvs_status st = partials_make(&m, w, form, n_row, type, err);
-    for (int rep = 0; rep < REPS && st == KVS_OK && wrong[0] == '\0'; rep++) {
+    kvs_status st = partials_make(&m, w, kind, n_row, type, err);
+    for (int rep = 0; rep < (n_row > 33 ? 1 : REPS) && st == KVS_OK && wrong[0] == '\0'; rep++) {
         partials_fill(&m, w, run->cfg->seed + ++run->n_case);
         gpu_merge(w, m.a);
         st = gpu_sync(w, err);
@@ -609,8 +643,8 @@ static void enqueue_messages(gpu_world *w, int32_t lead, void *ctx)
     }
 }
 
-/* A graph per device with several exchanges, each with buffers of its own, in both forms; replayed with new
- * data, so that a line or chunk of an earlier replay that passed for a new one would show. */
+/* A graph per device with several exchanges, each with buffers and a size of its own; replayed with new data, so
+ * that a cell of an earlier replay that passed for a new one would show. */
 static kvs_status replay(gpu_run *run, gpu_world *w, message *m, dev_graph *g, char *wrong, size_t cap,
                          kvs_error *err)
 {
@@ -634,6 +668,7 @@ static kvs_status replay(gpu_run *run, gpu_world *w, message *m, dev_graph *g, c
 static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err)
 {
     static const msg_spec spec = {"queries", EXCHANGE_Q, 1, {{16 * 1152, 0, true, true}}};
+    static const int32_t rows[N_GRAPH_MSG] = {1, 24, 2, 90, 1, 4};
     gpu_world w;
     message m[N_GRAPH_MSG];
     dev_graph g[WIRE_MAX_RANK];
@@ -641,10 +676,10 @@ static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err
     char what[96];
     memset(m, 0, sizeof m);
     memset(g, 0, sizeof g);
-    TRY(gpu_open(&w, n, run->n_device, spread, 4 * spec.part[0].bytes, 30000, err));
+    TRY(gpu_open(&w, n, run->n_device, spread, 90 * spec.part[0].bytes, 30000, err));
     kvs_status st = KVS_OK;
     for (int i = 0; i < N_GRAPH_MSG && st == KVS_OK; i++) {
-        st = message_make(&m[i], &w, &spec, i % 3 == 2 ? EXCHANGE_CHUNKS : EXCHANGE_LINES, 1 + i % 4, err);
+        st = message_make(&m[i], &w, &spec, CONTENT_WORDS, rows[i], err);
     }
     const uint32_t before = st == KVS_OK ? p2p_count(w.g, 0) : 0;
     st = st == KVS_OK ? replay(run, &w, m, g, wrong, sizeof wrong, err) : st;
@@ -673,32 +708,56 @@ static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err
 /* ---- the run ----------------------------------------------------------------------------------- */
 
 static const int32_t k_rows[] = {0, 1, 7, 33};
-enum { N_ROWS = sizeof k_rows / sizeof *k_rows };
+enum { N_ROWS = sizeof k_rows / sizeof *k_rows, QUERIES = 1, MANY_QUERIES = 300 };
+
+/* Rows of which a head is one work of a warp, and a warp has several: more than 2048 heads to all peers. */
+static int32_t many_partials(int32_t n)
+{
+    return 2048 / (LOCAL * (n > 1 ? n - 1 : 1)) + 18;
+}
+
+/* A size more for some messages, of which a thread has several cells. */
+static int32_t many_rows(int32_t n, int i)
+{
+    if (i == N_MSG && n > 1) {
+        return many_partials(n);
+    }
+    return i == QUERIES && n == 2 ? MANY_QUERIES : 0;
+}
+
+static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread, kvs_error *err)
+{
+    static const char *const kind_name[N_CONTENT] = {"words", "reserved"};
+    for (int i = 0; i < N_MSG + 2; i++) {
+        char what[128];
+        char wrong[192] = "";
+        char tail[48];
+        const int32_t type = i == N_MSG ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
+        const int32_t many = kind == CONTENT_WORDS ? many_rows(w->n, i) : 0;
+        snprintf(what, sizeof what, "op=%s transport=p2p n=%d devices=%d content=%s",
+                 i < N_MSG            ? k_msg[i].name
+                 : type == KVS_DTYPE_F32 ? "partials_f32"
+                                         : "partials_bf16",
+                 (int)w->n, (int)(spread && w->n > 1 ? run->n_device : 1), kind_name[kind]);
+        snprintf(tail, sizeof tail, "rows=0,1,7,33,%d", (int)many);
+        for (int k = 0; k < N_ROWS + (many > 0); k++) {
+            const int32_t rows = k < N_ROWS ? k_rows[k] : many;
+            TRY(i < N_MSG ? run_message(run, w, &k_msg[i], kind, rows, wrong, sizeof wrong, err)
+                          : run_partials(run, w, kind, rows, type, wrong, sizeof wrong, err));
+        }
+        tail[many > 0 ? strlen(tail) : strlen("rows=0,1,7,33")] = '\0';
+        gpu_row(run, what, wrong, tail);
+    }
+    return KVS_OK;
+}
 
 static kvs_status run_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
 {
-    static const char *const form_name[] = {"auto", "lines", "chunks"};
     gpu_world w;
-    TRY(gpu_open(&w, n, run->n_device, spread, 33 * 3 * 2064, 30000, err));
+    TRY(gpu_open(&w, n, run->n_device, spread, (int64_t)many_partials(n) * LOCAL * (DIM + 1) * 4, 30000, err));
     kvs_status st = KVS_OK;
-    for (int form = EXCHANGE_LINES; form <= EXCHANGE_CHUNKS && st == KVS_OK; form++) {
-        for (int i = 0; i < N_MSG + 2 && st == KVS_OK; i++) {
-            char what[128];
-            char wrong[192] = "";
-            const int32_t type = i == N_MSG ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
-            snprintf(what, sizeof what, "op=%s transport=p2p n=%d devices=%d form=%s",
-                     i < N_MSG            ? k_msg[i].name
-                     : type == KVS_DTYPE_F32 ? "partials_f32"
-                                             : "partials_bf16",
-                     (int)n, (int)(spread && n > 1 ? run->n_device : 1), form_name[form]);
-            for (int k = 0; k < N_ROWS && st == KVS_OK; k++) {
-                st = i < N_MSG ? run_message(run, &w, &k_msg[i], form, k_rows[k], wrong, sizeof wrong, err)
-                               : run_partials(run, &w, form, k_rows[k], type, wrong, sizeof wrong, err);
-            }
-            if (st == KVS_OK) {
-                gpu_row(run, what, wrong, "rows=0,1,7,33");
-            }
-        }
+    for (int kind = 0; kind < N_CONTENT && st == KVS_OK; kind++) {
+        st = run_kind(run, &w, (content)kind, spread, err);
     }
     if (st != KVS_DEVICE) {
         gpu_close(&w);

@@ -19,7 +19,7 @@ kvs_status check_comm_cuda(const check_comm_config *cfg, kvs_error *err);
 
 /* ---- private to comm_cuda*.c and comm_nccl.c ------------------------------------------------------ */
 
-enum { GPU_POISON = 0xA5, GPU_TIMEOUT_MS = 300, GPU_MAX_BLOCK = 96 };
+enum { GPU_POISON = 0xA5, GPU_TIMEOUT_MS = 300, GPU_MAX_BLOCK = 512 };
 
 typedef struct gpu_run {
     const check_comm_config *cfg;
@@ -59,6 +59,7 @@ void gpu_get(gpu_world *w, int32_t rank, void *dst, const void *src, size_t byte
 void gpu_exchange(gpu_world *w, const exchange_args *a, int32_t skip, bool alone);
 void gpu_merge(gpu_world *w, const exchange_merge_args *a);
 /* The launch that rank `lead` is the first of, where there is one. */
+int32_t gpu_ranks_led_by(gpu_world *w, int32_t lead, int32_t *list); /* how many; list: [WIRE_MAX_RANK] */
 void gpu_exchange_led_by(gpu_world *w, const exchange_args *a, int32_t lead);
 void gpu_merge_led_by(gpu_world *w, const exchange_merge_args *a, int32_t lead);
 /* Records what `enqueue` does, led by each rank, into a graph per rank, one after the other (a thread records

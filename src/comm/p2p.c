@@ -15,7 +15,7 @@ struct p2p {
 
 size_t p2p_area_bytes(const p2p_config *cfg)
 {
-    return wire_area_bytes(cfg->n_rank, cfg->n_line, cfg->n_chunk);
+    return wire_area_bytes(cfg->n_rank, cfg->n_cell);
 }
 
 kvs_status p2p_use(const p2p *g, int32_t rank, kvs_error *err)
@@ -31,9 +31,8 @@ static kvs_status check_config(const p2p_config *c, kvs_error *err)
         return err_set(err, KVS_INVALID, "p2p: %d ranks: use 1 to %d, with a device each", c->n_rank,
                        WIRE_MAX_RANK);
     }
-    if (c->n_line < 1 || c->n_chunk < 1) {
-        return err_set(err, KVS_INVALID, "p2p: slots of %u lines and %u chunks: use at least 1 of each",
-                       (unsigned)c->n_line, (unsigned)c->n_chunk);
+    if (c->n_cell < 1) {
+        return err_set(err, KVS_INVALID, "p2p: slots of 0 cells: use at least 1");
     }
     if (c->timeout_ms <= 0) {
         return err_set(err, KVS_INVALID, "p2p: time-out of %d ms: use 1 or more", c->timeout_ms);
@@ -54,13 +53,14 @@ static kvs_status connect(const p2p *g, kvs_error *err)
     return KVS_OK;
 }
 
-/* What must hold epochs and nothing else becomes 0. */
+/* As nothing had ever been sent. */
 static kvs_status wipe(const p2p *g, kvs_error *err)
 {
     for (int32_t r = 0; r < g->cfg.n_rank; r++) {
         TRY(p2p_use(g, r, err));
-        dev_cuda.fill(g->area[r], 0,
-                      wire_chunks_begin(g->cfg.n_rank, g->cfg.n_line, g->cfg.n_chunk));
+        const size_t cells = wire_cells_begin(g->cfg.n_rank, g->cfg.n_cell);
+        dev_cuda.fill(g->area[r], 0, cells);
+        dev_cuda.fill(g->area[r] + cells, WIRE_EMPTY, g->bytes - cells);
     }
     return KVS_OK;
 }
@@ -123,8 +123,7 @@ wire p2p_wire(const p2p *g, int32_t rank)
     memset(&w, 0, sizeof w);
     w.rank = rank;
     w.n_rank = g->cfg.n_rank;
-    w.n_line = g->cfg.n_line;
-    w.n_chunk = g->cfg.n_chunk;
+    w.n_cell = g->cfg.n_cell;
     w.limit_ns = (uint64_t)g->cfg.timeout_ms * UINT64_C(1000000);
     memcpy(w.area, g->area, sizeof w.area);
     return w;
@@ -145,9 +144,8 @@ static void head_text(const p2p_config *cfg, const wire_head *h, char *text, siz
     const int32_t op = (int32_t)(h->what & 0xFF);
     char number[16];
     snprintf(number, sizeof number, "op %d", (int)op);
-    snprintf(text, cap, "%s of %llu bytes in %u rows%s",
-             cfg->op_name != NULL ? cfg->op_name(op) : number, (unsigned long long)h->words * 4,
-             (unsigned)h->n_row, (h->what >> 8) != 0 ? " as lines" : "");
+    snprintf(text, cap, "%s of %llu bytes in %u rows", cfg->op_name != NULL ? cfg->op_name(op) : number,
+             (unsigned long long)h->words * 4, (unsigned)h->n_row);
 }
 
 /* Every rank whose head of this epoch `by` has not seen, or `about` when it has seen all. */

@@ -24,8 +24,7 @@ typedef struct p2p p2p;
 typedef struct p2p_config {
     int32_t n_rank;        /* 1 to WIRE_MAX_RANK */
     const int32_t *device; /* [n_rank] CUDA device of each rank */
-    uint32_t n_line;       /* room of a message in lines and in chunks (exchange_lines_for, ..._chunks_for) */
-    uint32_t n_chunk;
+    uint32_t n_cell;       /* room of a message (exchange_cells_for) */
     int32_t timeout_ms;    /* > 0: how long a kernel waits for its peers */
     /* Names what a head says, for messages: op = what & 0xFF. NULL: numbers. */
     const char *(*op_name)(int32_t op);

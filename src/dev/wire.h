@@ -6,14 +6,15 @@
  * side e mod 2. Since each exchange makes every rank hear from every other, a rank that sends e + 2 has
  * heard that all have finished e, so nobody reads what it overwrites.
  *
- * A slot holds one message in one of two forms that lie in memory of their own, because an epoch is only
- * known as such where nothing but epochs is ever written:
- *   lines   16 bytes: three words of the message and the epoch, stored and loaded as one access;
- *   chunks  up to WIRE_CHUNK bytes, and per chunk a flag that is set to the epoch after them.
- * Each message has a head, a line that says what it is, so that ranks which disagree find out.
+ * A slot is a row of cells of 16 bytes, each stored and loaded as one access. A cell that nothing has been sent to
+ * is empty: every byte of it is WIRE_EMPTY. Whoever receives loads until it is not, and makes it empty again before
+ * his exchange ends, hence before anyone can send to it again. So what arrives needs no flag and no order, and
+ * nothing of an earlier exchange can pass for new. A cell whose content is not to be told from an empty one travels
+ * as a mark instead, and the word of the cell among the escapes says, with the epoch, what it stands for.
+ * Each message has a head, a cell with the epoch that says what it is, so that ranks which disagree find out.
  *
  * The control block belongs to the rank's kernels: how many exchanges they have finished, and the fault
- * that ended the group, whoever noticed it first. Epochs are 32 bits and never come round: past
+ * that ended the group, whoever noticed it first. Epochs have 31 bits and never come round: past
  * WIRE_LAST_EPOCH kernels refuse, and comm/p2p.h renews the group in time.
  *
  * Read by the C compiler and by nvcc: plain declarations only.
@@ -30,14 +31,14 @@ extern "C" {
 
 enum {
     WIRE_MAX_RANK = 8,
-    WIRE_LINE = 16,       /* bytes, of which WIRE_LINE_WORDS words are payload                      */
-    WIRE_LINE_WORDS = 3,
-    WIRE_CHUNK = 4160,    /* bytes: two heads of a partial, 2048 + 16 each, rounded up to 64        */
-    WIRE_CHUNK_DATA = 4096, /* of plain messages                                                    */
+    WIRE_CELL = 16,       /* bytes                                                                  */
+    WIRE_EMPTY = 0xF6,    /* each byte of an empty cell                                             */
     WIRE_TURN = 4096      /* the control block counts an exchange as so many; more than blocks of a kernel */
 };
 
-#define WIRE_LAST_EPOCH 0xFFFFFF00u
+#define WIRE_EMPTY_WORD 0xF6F6F6F6u
+#define WIRE_MARK_WORD 0xF6F6F6F7u /* the last word of a mark; the others are those of an empty cell */
+#define WIRE_LAST_EPOCH 0x7FFFFF00u
 
 /* Why a group has ended; the codes of wire_control.fault. */
 typedef enum wire_fault {
@@ -78,9 +79,8 @@ typedef struct wire_control {
     uint64_t fault; /* WIRE_FAULT; 0: sound                                                         */
 } wire_control;
 
-/* The first three words of a head; the fourth is the epoch. */
 typedef struct wire_head {
-    uint32_t what;  /* the op and form of the message                                               */
+    uint32_t what;  /* the op of the message                                                        */
     uint32_t n_row;
     uint32_t words; /* from one rank to one peer                                                    */
     uint32_t epoch;
@@ -89,8 +89,7 @@ typedef struct wire_head {
 /* What a kernel of one rank is given. */
 typedef struct wire {
     int32_t rank, n_rank;
-    uint32_t n_line;     /* lines of a slot                                                         */
-    uint32_t n_chunk;    /* chunks of a slot                                                        */
+    uint32_t n_cell;     /* of a slot                                                               */
     uint64_t limit_ns;   /* how long a kernel waits for its peers                                   */
     uint8_t *area[WIRE_MAX_RANK]; /* of every rank, as this rank's device reaches them              */
 } wire;
@@ -105,6 +104,19 @@ typedef struct wire {
 
 enum { WIRE_CONTROL_BYTES = 256 };
 
+/* Whether a cell is empty or a mark. */
+WIRE_FN int wire_is_reserved(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    return ((a ^ WIRE_EMPTY_WORD) | (b ^ WIRE_EMPTY_WORD) | (c ^ WIRE_EMPTY_WORD) | ((d ^ WIRE_EMPTY_WORD) & ~1u)) ==
+           0;
+}
+
+/* What the word of a mark says: that the cell's content ended with this word. */
+WIRE_FN uint32_t wire_escape_of(uint32_t epoch, uint32_t last_word)
+{
+    return epoch << 1 | (last_word & 1u);
+}
+
 /* Slot of messages from rank `from` on the side of an epoch. */
 WIRE_FN uint32_t wire_slot(int32_t n_rank, uint32_t epoch, int32_t from)
 {
@@ -113,45 +125,37 @@ WIRE_FN uint32_t wire_slot(int32_t n_rank, uint32_t epoch, int32_t from)
 
 WIRE_FN size_t wire_head_at(int32_t n_rank, uint32_t epoch, int32_t from)
 {
-    return WIRE_CONTROL_BYTES + (size_t)wire_slot(n_rank, epoch, from) * WIRE_LINE;
+    return WIRE_CONTROL_BYTES + (size_t)wire_slot(n_rank, epoch, from) * sizeof(wire_head);
 }
 
-WIRE_FN size_t wire_lines_begin(int32_t n_rank)
+/* A word for each cell of a slot. */
+WIRE_FN size_t wire_escape_at(int32_t n_rank, uint32_t n_cell, uint32_t epoch, int32_t from)
 {
-    return (WIRE_CONTROL_BYTES + (size_t)(2 * n_rank) * WIRE_LINE + 255) / 256 * 256;
+    return WIRE_CONTROL_BYTES + (size_t)(2 * n_rank) * sizeof(wire_head) +
+           (size_t)wire_slot(n_rank, epoch, from) * n_cell * sizeof(uint32_t);
 }
 
-WIRE_FN size_t wire_line_at(int32_t n_rank, uint32_t n_line, uint32_t epoch, int32_t from)
+/* All before is 0 in a new area, all behind is empty. */
+WIRE_FN size_t wire_cells_begin(int32_t n_rank, uint32_t n_cell)
 {
-    return wire_lines_begin(n_rank) + (size_t)wire_slot(n_rank, epoch, from) * n_line * WIRE_LINE;
+    return (wire_escape_at(n_rank, n_cell, 1, n_rank) + 255) / 256 * 256;
 }
 
-WIRE_FN size_t wire_flags_begin(int32_t n_rank, uint32_t n_line)
+/* Bytes from the cells of a slot to those of the next: whole lines of 128 bytes, as a link carries them. */
+WIRE_FN size_t wire_slot_bytes(uint32_t n_cell)
 {
-    return wire_line_at(n_rank, n_line, 1, n_rank);
+    return ((size_t)n_cell * WIRE_CELL + 127) / 128 * 128;
 }
 
-WIRE_FN size_t wire_flag_at(int32_t n_rank, uint32_t n_line, uint32_t n_chunk, uint32_t epoch, int32_t from)
+WIRE_FN size_t wire_cell_at(int32_t n_rank, uint32_t n_cell, uint32_t epoch, int32_t from)
 {
-    return wire_flags_begin(n_rank, n_line) +
-           (size_t)wire_slot(n_rank, epoch, from) * n_chunk * sizeof(uint32_t);
-}
-
-WIRE_FN size_t wire_chunks_begin(int32_t n_rank, uint32_t n_line, uint32_t n_chunk)
-{
-    return (wire_flag_at(n_rank, n_line, n_chunk, 1, n_rank) + 255) / 256 * 256;
-}
-
-WIRE_FN size_t wire_chunk_at(int32_t n_rank, uint32_t n_line, uint32_t n_chunk, uint32_t epoch, int32_t from)
-{
-    return wire_chunks_begin(n_rank, n_line, n_chunk) +
-           (size_t)wire_slot(n_rank, epoch, from) * n_chunk * WIRE_CHUNK;
+    return wire_cells_begin(n_rank, n_cell) + (size_t)wire_slot(n_rank, epoch, from) * wire_slot_bytes(n_cell);
 }
 
 /* Bytes of an area. */
-WIRE_FN size_t wire_area_bytes(int32_t n_rank, uint32_t n_line, uint32_t n_chunk)
+WIRE_FN size_t wire_area_bytes(int32_t n_rank, uint32_t n_cell)
 {
-    return wire_chunk_at(n_rank, n_line, n_chunk, 1, n_rank);
+    return wire_cell_at(n_rank, n_cell, 1, n_rank);
 }
 
 /* The epoch of the exchange that begins when `done` reads so; blocks of it that have ended change nothing. */

@@ -35,14 +35,12 @@ typedef enum exchange_op {
 
 const char *exchange_op_name(int32_t op);
 
-/* Form of a message (dev/wire.h). AUTO: lines up to EXCHANGE_LINE_MAX bytes to a peer. */
-enum { EXCHANGE_AUTO, EXCHANGE_LINES, EXCHANGE_CHUNKS };
-enum { EXCHANGE_MAX_PART = 4, EXCHANGE_LINE_MAX = 288 << 10 };
+enum { EXCHANGE_MAX_PART = 4 };
 
 /* n_row rows of `bytes` each, to every rank and from every rank; the own one is copied too. Gather:
  * src_rank 0, rank r's rows go to dst + r * dst_rank on every rank. All-to-all: src_rank is the way from
- * what goes to one rank to what goes to the next. bytes, addresses and strides: multiples of 4; chunks move
- * 16 bytes at a time where all of them are multiples of 16. */
+ * what goes to one rank to what goes to the next. bytes, addresses and strides: multiples of 4; fast where
+ * all of them are multiples of 16. */
 typedef struct exchange_part {
     const void *src;
     int64_t src_rank, src_row; /* bytes */
@@ -55,7 +53,6 @@ typedef struct exchange_part {
 typedef struct exchange_args {
     wire w;
     int32_t op;
-    int32_t form;
     int32_t n_row;
     int32_t n_part;
     exchange_part part[EXCHANGE_MAX_PART];
@@ -66,7 +63,6 @@ typedef struct exchange_args {
  * by the fold. */
 typedef struct exchange_merge_args {
     wire w;
-    int32_t form;
     int32_t n_row;
     int32_t n_head;        /* of all ranks: a multiple of n_rank                                    */
     const float *part;     /* [n_row, n_head, 512]                                                  */
@@ -90,9 +86,8 @@ const char *exchange_merge_refuses(const exchange_merge_args *a);
 /* Bytes of the message to one peer, which a wire must have room for. */
 int64_t exchange_bytes(const exchange_args *a);
 int64_t exchange_merge_bytes(const exchange_merge_args *a);
-/* Lines and chunks that slots need so that messages of `bytes` fit in the form AUTO gives them. */
-uint32_t exchange_lines_for(int64_t bytes);
-uint32_t exchange_chunks_for(int64_t bytes);
+/* Cells of a slot that messages of at most `bytes` to a peer fit into, whatever parts or heads they have. */
+uint32_t exchange_cells_for(int64_t bytes);
 
 #ifdef __cplusplus
 }

@@ -1,281 +1,155 @@
 /* exchange.cu - messages between ranks by stores into the peers' memory.
  *
- * A message is a stream of words (lines), or parts cut into pieces of 4096 bytes (chunks), which a warp each
- * stores and fetches. Rows begin where the args say, on both sides: nothing is packed before or after. */
+ * The parts of a message are streams of bytes, row after row, cut into cells; a part begins a cell. A lane moves a
+ * cell at a time: four or eight were slower, for the stream then comes in coarser pieces. Rows begin where the args
+ * say, on both sides: nothing is packed before or after. */
 #include "kern/cuda/exchange.cuh"
 
-enum { VECS = WIRE_CHUNK_DATA / 16 / 32 /* of a piece, per lane */ };
+/* How parts become cells. */
+typedef struct cut {
+    uint32_t first[EXCHANGE_MAX_PART]; /* cell that each begins */
+    uint32_t wide; /* parts of which a cell lies within a row and at multiples of 16 bytes, on both sides: bits */
+} cut;
 
 /* R: ranks that the launch can serve. */
 template <int R>
 struct exchange_launch {
     exchange_shape shape;
-    uint32_t words;  /* to one peer */
-    uint32_t pieces;
+    uint32_t words; /* to one peer */
+    uint32_t cells; /* the same */
+    cut cut;
     exchange_args rank[R];
 };
 
-/* A place in the stream of words. */
-typedef struct cursor {
+/* A cell: bytes [at, ...) of the rows of a part. */
+typedef struct place {
     int part;
-    uint32_t row, col; /* col: words */
-} cursor;
+    uint32_t at;
+} place;
 
-static __device__ __forceinline__ cursor cursor_at(const exchange_args &a, uint32_t word)
+static __device__ __forceinline__ place place_of(const exchange_args &a, const cut &x, uint32_t cell)
 {
-    cursor c = {0, 0, 0};
-    uint32_t width = (uint32_t)a.part[0].bytes / 4;
-    while (c.part + 1 < a.n_part && word >= width * (uint32_t)a.n_row) {
-        word -= width * (uint32_t)a.n_row;
-        width = (uint32_t)a.part[++c.part].bytes / 4;
+    place p = {0, 0};
+    while (p.part + 1 < a.n_part && cell >= x.first[p.part + 1]) {
+        p.part++;
     }
-    c.row = word / width;
-    c.col = word % width;
-    return c;
-}
-
-static __device__ __forceinline__ void cursor_step(const exchange_args &a, cursor *c)
-{
-    if (++c->col == (uint32_t)a.part[c->part].bytes / 4) {
-        c->col = 0;
-        if (++c->row == (uint32_t)a.n_row) {
-            c->row = 0;
-            c->part++;
-        }
-    }
-}
-
-static __device__ __forceinline__ const uint32_t *src_word(const exchange_args &a, const cursor &c, int to)
-{
-    const exchange_part &p = a.part[c.part];
-    return (const uint32_t *)((const uint8_t *)p.src + to * p.src_rank + c.row * p.src_row) + c.col;
-}
-
-static __device__ __forceinline__ uint32_t *dst_word(const exchange_args &a, const cursor &c, int from)
-{
-    const exchange_part &p = a.part[c.part];
-    return (uint32_t *)((uint8_t *)p.dst + from * p.dst_rank + c.row * p.dst_row) + c.col;
-}
-
-/* Up to three words of line i of `words`; those past the end are 0. */
-static __device__ __forceinline__ uint4 read_line(const exchange_args &a, uint32_t words, uint32_t i, int to)
-{
-    uint32_t v[WIRE_LINE_WORDS] = {0, 0, 0};
-    cursor c = cursor_at(a, i * WIRE_LINE_WORDS);
-#pragma unroll
-    for (int k = 0; k < WIRE_LINE_WORDS; k++) {
-        if (i * WIRE_LINE_WORDS + k < words) {
-            v[k] = *src_word(a, c, to);
-            cursor_step(a, &c);
-        }
-    }
-    return make_uint4(v[0], v[1], v[2], 0);
-}
-
-static __device__ __forceinline__ void write_line(const exchange_args &a, uint32_t words, uint32_t i, uint4 line,
-                                                  int from)
-{
-    const uint32_t v[WIRE_LINE_WORDS] = {line.x, line.y, line.z};
-    cursor c = cursor_at(a, i * WIRE_LINE_WORDS);
-#pragma unroll
-    for (int k = 0; k < WIRE_LINE_WORDS; k++) {
-        if (i * WIRE_LINE_WORDS + k < words) {
-            *dst_word(a, c, from) = v[k];
-            cursor_step(a, &c);
-        }
-    }
-}
-
-/* first: line t.at of the first peer, already read. Then the own rows. */
-static __device__ void send_lines(const exchange_shape &s, const exchange_args &a, uint32_t words, uint4 first,
-                                  const wire_run &r)
-{
-    const crew t = crew_of_threads(s);
-    const uint32_t lines = (words + WIRE_LINE_WORDS - 1) / WIRE_LINE_WORDS;
-    for (int k = 1; k < a.w.n_rank; k++) {
-        const int to = nth_rank(a.w, k);
-        uint8_t *slot = wire_lines(a.w, r.epoch, to, a.w.rank);
-        for (uint32_t i = t.at; i < lines; i += t.n) {
-            uint4 v = k == 1 && i == t.at ? first : read_line(a, words, i, to);
-            v.w = r.epoch;
-            wire_store16(slot + (size_t)i * WIRE_LINE, v);
-        }
-    }
-    for (uint32_t i = t.at; i < lines; i += t.n) {
-        write_line(a, words, i, read_line(a, words, i, a.w.rank), a.w.rank);
-    }
-}
-
-static __device__ void receive_lines(const exchange_shape &s, const exchange_args &a, uint32_t words, wire_run *r)
-{
-    const crew t = crew_of_threads(s);
-    const uint32_t lines = (words + WIRE_LINE_WORDS - 1) / WIRE_LINE_WORDS;
-    for (int k = 1; k < a.w.n_rank; k++) {
-        const int from = nth_rank(a.w, k);
-        const uint8_t *slot = wire_lines(a.w, r->epoch, a.w.rank, from);
-        for (uint32_t i = t.at; i < lines; i += 2 * t.n) {
-            const bool two = i + t.n < lines;
-            uint4 v[2];
-            wire_wait_lines<2>(a.w, r, slot + (size_t)i * WIRE_LINE, (size_t)t.n * WIRE_LINE, two ? 2 : 1, from, v);
-            write_line(a, words, i, v[0], from);
-            if (two) {
-                write_line(a, words, i + t.n, v[1], from);
-            }
-        }
-    }
-}
-
-/* One piece of a part: bytes [begin, begin + n) of its rows. */
-typedef struct piece {
-    int part;
-    uint32_t begin, n;
-} piece;
-
-static __device__ __forceinline__ piece piece_of(const exchange_args &a, uint32_t i)
-{
-    piece p = {0, 0, 0};
-    uint32_t bytes = (uint32_t)a.n_row * (uint32_t)a.part[0].bytes;
-    for (;;) {
-        const uint32_t pieces = (bytes + WIRE_CHUNK_DATA - 1) / WIRE_CHUNK_DATA;
-        if (i < pieces) {
-            break;
-        }
-        i -= pieces;
-        bytes = (uint32_t)a.n_row * (uint32_t)a.part[++p.part].bytes;
-    }
-    p.begin = i * WIRE_CHUNK_DATA;
-    p.n = bytes - p.begin < WIRE_CHUNK_DATA ? bytes - p.begin : (uint32_t)WIRE_CHUNK_DATA;
+    p.at = (cell - x.first[p.part]) * WIRE_CELL;
     return p;
 }
 
-static __device__ __forceinline__ bool is_vectors(const exchange_part &p)
+static __device__ __forceinline__ const uint8_t *src_at(const exchange_part &p, uint32_t at, int to)
 {
-    return ((p.bytes | p.src_rank | p.src_row | p.dst_rank | p.dst_row | (int64_t)(uintptr_t)p.src |
-             (int64_t)(uintptr_t)p.dst) & 15) == 0;
+    const uint32_t row = at / (uint32_t)p.bytes;
+    return (const uint8_t *)p.src + to * p.src_rank + row * p.src_row + (at - row * (uint32_t)p.bytes);
 }
 
-/* Moves a piece by a warp between its rows and a buffer: V is what is moved at a time. OUT: to the buffer. */
-template <typename V, bool OUT>
-static __device__ __forceinline__ void move_piece(const exchange_part &p, int rank, const piece &at,
-                                                  uint8_t *buf)
+static __device__ __forceinline__ uint8_t *dst_at(const exchange_part &p, uint32_t at, int from)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t width = (uint32_t)p.bytes;
-    uint8_t *rows = OUT ? (uint8_t *)p.src + rank * p.src_rank : (uint8_t *)p.dst + rank * p.dst_rank;
-    const int64_t stride = OUT ? p.src_row : p.dst_row;
-    for (uint32_t first = 0; first < at.n; first += VECS * 32 * (uint32_t)sizeof(V)) {
-        V v[VECS];
-#pragma unroll
-        for (int k = 0; k < VECS; k++) {
-            const uint32_t i = first + (lane + 32 * k) * (uint32_t)sizeof(V);
-            const uint32_t off = at.begin + i;
-            if (i < at.n) {
-                v[k] = OUT ? *(const V *)(rows + off / width * stride + off % width)
-                           : __ldcg((const V *)(buf + i));
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < VECS; k++) {
-            const uint32_t i = first + (lane + 32 * k) * (uint32_t)sizeof(V);
-            const uint32_t off = at.begin + i;
-            if (i < at.n) {
-                *(V *)(OUT ? buf + i : rows + off / width * stride + off % width) = v[k];
-            }
-        }
+    const uint32_t row = at / (uint32_t)p.bytes;
+    return (uint8_t *)p.dst + from * p.dst_rank + row * p.dst_row + (at - row * (uint32_t)p.bytes);
+}
+
+/* A cell that is not wide goes word by word; words past the end of the part are 0. */
+static __device__ __forceinline__ uint4 load_cell(const exchange_args &a, const cut &x, uint32_t cell, int to)
+{
+    const place c = place_of(a, x, cell);
+    const exchange_part &p = a.part[c.part];
+    if ((x.wide >> c.part & 1u) != 0) {
+        return *(const uint4 *)src_at(p, c.at, to);
     }
-}
-
-/* The own rows, without a buffer. */
-template <typename V>
-static __device__ __forceinline__ void copy_piece(const exchange_part &p, int rank, const piece &at)
-{
-    const uint32_t width = (uint32_t)p.bytes;
-    for (uint32_t i = threadIdx.x % 32 * (uint32_t)sizeof(V); i < at.n; i += 32 * (uint32_t)sizeof(V)) {
-        const uint32_t row = (at.begin + i) / width;
-        const uint32_t col = (at.begin + i) % width;
-        *(V *)((uint8_t *)p.dst + rank * p.dst_rank + row * p.dst_row + col) =
-            *(const V *)((const uint8_t *)p.src + rank * p.src_rank + row * p.src_row + col);
+    const uint32_t end = (uint32_t)a.n_row * (uint32_t)p.bytes;
+    uint32_t v[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        v[k] = c.at + 4 * k < end ? *(const uint32_t *)src_at(p, c.at + 4 * k, to) : 0u;
     }
+    return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-static __device__ void send_chunks(const exchange_shape &s, const exchange_args &a, uint32_t pieces,
-                                   const wire_run &r, uint32_t *counts)
+static __device__ __forceinline__ void store_cell(const exchange_args &a, const cut &x, uint32_t cell, uint4 v,
+                                                  int from)
 {
-    send_groups(a.w, r, s, pieces, counts, [&](int to, uint32_t i, uint8_t *at) {
-        const piece c = piece_of(a, i);
-        const exchange_part &p = a.part[c.part];
-        if (is_vectors(p)) {
-            move_piece<uint4, true>(p, to, c, at);
-        } else {
-            move_piece<uint32_t, true>(p, to, c, at);
-        }
-    });
-    if (is_flag_warp()) {
+    const place c = place_of(a, x, cell);
+    const exchange_part &p = a.part[c.part];
+    if ((x.wide >> c.part & 1u) != 0) {
+        *(uint4 *)dst_at(p, c.at, from) = v;
         return;
     }
-    const crew t = crew_of_warps(s);
-    for (uint32_t i = t.at; i < pieces; i += t.n) { /* the own rows */
-        const piece c = piece_of(a, i);
-        if (is_vectors(a.part[c.part])) {
-            copy_piece<uint4>(a.part[c.part], a.w.rank, c);
-        } else {
-            copy_piece<uint32_t>(a.part[c.part], a.w.rank, c);
+    const uint32_t end = (uint32_t)a.n_row * (uint32_t)p.bytes;
+    const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (c.at + 4 * k < end) {
+            *(uint32_t *)dst_at(p, c.at + 4 * k, from) = word[k];
         }
     }
 }
 
-static __device__ void receive_chunks(const exchange_shape &s, const exchange_args &a, uint32_t pieces, wire_run *r)
+/* ahead: cell t.at for the first peer, already loaded. */
+template <int R>
+static __device__ __forceinline__ void send_all(const exchange_launch<R> &x, const exchange_args &a, const crew &t,
+                                                uint4 ahead, const wire_run &r)
 {
-    if (is_flag_warp()) {
-        return;
-    }
-    const crew t = crew_of_warps(s);
     for (int k = 1; k < a.w.n_rank; k++) {
-        const int from = nth_rank(a.w, k);
-        uint8_t *slot = wire_chunks(a.w, r->epoch, a.w.rank, from);
-        const uint32_t *flags = wire_flags(a.w, r->epoch, a.w.rank, from);
-        for (uint32_t i = t.at; i < pieces; i += t.n) {
-            const piece c = piece_of(a, i);
-            const exchange_part &p = a.part[c.part];
-            wire_wait_flag(a.w, r, flags + i / s.group, from);
-            if (is_vectors(p)) {
-                move_piece<uint4, false>(p, from, c, slot + (size_t)i * WIRE_CHUNK);
-            } else {
-                move_piece<uint32_t, false>(p, from, c, slot + (size_t)i * WIRE_CHUNK);
-            }
+        const int to = nth_rank(a.w, k);
+        uint8_t *cells = wire_cells(a.w, r.epoch, to, a.w.rank);
+        for (uint32_t i = t.at; i < x.cells; i += t.n) {
+            const uint4 v = k == 1 && i == t.at ? ahead : load_cell(a, x.cut, i, to);
+            wire_put(a.w, r.epoch, to, cells, i, v);
         }
+    }
+}
+
+/* The own rows are copied while those of the peers are on their way. */
+template <int R>
+static __device__ __forceinline__ void receive_all(const exchange_launch<R> &x, const exchange_args &a, const crew &t,
+                                                   wire_run *r)
+{
+    for (uint32_t i = t.at; i < x.cells; i += t.n) {
+        const uint4 own = load_cell(a, x.cut, i, a.w.rank);
+        for (int k = 1; k < a.w.n_rank; k++) {
+            const int from = nth_rank(a.w, k);
+            store_cell(a, x.cut, i, wire_take(a.w, r, from, i), from);
+        }
+        store_cell(a, x.cut, i, own, a.w.rank);
     }
 }
 
 template <int R>
-static __global__ void __launch_bounds__(THREADS + 32, 2)
-    exchange_kernel(const __grid_constant__ exchange_launch<R> x)
+static __global__ void __launch_bounds__(THREADS, BLOCKS) exchange_kernel(const __grid_constant__ exchange_launch<R> x)
 {
-    __shared__ uint32_t counts[MAX_GROUP];
     const exchange_args &a = x.rank[R == 1 ? 0 : blockIdx.y];
     const bool sends = blockIdx.x > 0 && !is_receiver(x.shape);
+    const crew t = crew_of_threads(x.shape);
     wire_run r;
+    uint4 ahead = make_uint4(0, 0, 0, 0);
     after_the_one_before();
     const uint4 control = wire_ask(a.w);
-    uint4 first = make_uint4(0, 0, 0, 0);
-    if (sends && x.shape.lines && a.w.n_rank > 1 &&
-        crew_of_threads(x.shape).at * WIRE_LINE_WORDS < x.words) {
-        first = read_line(a, x.words, crew_of_threads(x.shape).at, nth_rank(a.w, 1));
+    if (sends && a.w.n_rank > 1 && t.at < x.cells) {
+        ahead = load_cell(a, x.cut, t.at, nth_rank(a.w, 1));
     }
-    const bool sound = wire_begin(a.w, control, &r);
-    if (!(sends && !x.shape.lines ? begin_groups(counts, sound) : sound)) {
+    if (!wire_begin(a.w, control, &r)) {
         return;
     }
     if (blockIdx.x == 0) {
-        wire_compare_heads(a.w, &r, (uint32_t)a.op | (uint32_t)(x.shape.lines << 8), (uint32_t)a.n_row,
-                           x.words);
+        wire_compare_heads(a.w, &r, (uint32_t)a.op, (uint32_t)a.n_row, x.words);
     } else if (sends) {
-        x.shape.lines ? send_lines(x.shape, a, x.words, first, r)
-                      : send_chunks(x.shape, a, x.pieces, r, counts);
+        send_all<R>(x, a, t, ahead, r);
     } else {
-        x.shape.lines ? receive_lines(x.shape, a, x.words, &r) : receive_chunks(x.shape, a, x.pieces, &r);
+        receive_all<R>(x, a, t, &r);
     }
     wire_end(a.w, blockIdx.x, gridDim.x);
+}
+
+static bool is_wide(const exchange_args *a, int32_t n, int32_t part)
+{
+    int64_t all = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const exchange_part *p = &a[i].part[part];
+        all |= p->bytes | p->src_rank | p->src_row | p->dst_rank | p->dst_row | (int64_t)(uintptr_t)p->src |
+               (int64_t)(uintptr_t)p->dst;
+    }
+    return (all & 15) == 0;
 }
 
 template <int R>
@@ -283,15 +157,14 @@ static void launch_exchange(const exchange_args *a, int32_t n, dev_queue *q)
 {
     exchange_launch<R> x;
     memset(&x, 0, sizeof x);
-    const int64_t bytes = exchange_bytes(a);
-    const int32_t lines = is_lines(a->form, bytes);
-    x.words = (uint32_t)(bytes / 4);
+    x.words = (uint32_t)(exchange_bytes(a) / 4);
     for (int32_t i = 0; i < a->n_part; i++) {
-        x.pieces += (uint32_t)(((int64_t)a->n_row * a->part[i].bytes + WIRE_CHUNK_DATA - 1) / WIRE_CHUNK_DATA);
+        x.cut.first[i] = x.cells;
+        x.cut.wide |= is_wide(a, n, i) ? 1u << i : 0u;
+        x.cells += (uint32_t)(((int64_t)a->n_row * a->part[i].bytes + WIRE_CELL - 1) / WIRE_CELL);
     }
     memcpy(x.rank, a, (size_t)n * sizeof *a);
-    const int64_t items = lines ? (bytes + 11) / 12 : x.pieces;
-    x.shape = shape_of(q, n, a->w.n_rank, lines, items, lines ? THREADS : WARPS);
+    x.shape = shape_of(q, n, a->w.n_rank, ((int64_t)x.cells + 31) / 32);
     launch(exchange_kernel<R>, x, x.shape, n, q, "exchange_kernel");
 }
 

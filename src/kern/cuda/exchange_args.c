@@ -2,7 +2,11 @@
 #include "kern/exchange.h"
 #include "kvspan/config.h"
 
-enum { UNIT_WORDS = KVS_LATENT_DIM + 1 }; /* a head's values and its LSE */
+enum {
+    UNIT_WORDS = KVS_LATENT_DIM + 1, /* a head's values and its LSE */
+    UNIT_LSE = 4,                    /* cells of an LSE, which may go four times */
+    UNIT_CELLS = KVS_LATENT_DIM * 4 / WIRE_CELL + UNIT_LSE
+};
 
 const char *exchange_op_name(int32_t op)
 {
@@ -30,41 +34,15 @@ int64_t exchange_merge_bytes(const exchange_merge_args *a)
     return (int64_t)a->n_row * (a->n_head / a->w.n_rank) * UNIT_WORDS * (int64_t)sizeof(float);
 }
 
-uint32_t exchange_lines_for(int64_t bytes)
+/* Every part of a message begins a cell. */
+uint32_t exchange_cells_for(int64_t bytes)
 {
-    const int64_t most = bytes < EXCHANGE_LINE_MAX ? bytes : EXCHANGE_LINE_MAX;
-    return (uint32_t)cdiv(most, WIRE_LINE_WORDS * 4) + 1;
-}
-
-/* Every part of a message begins a chunk. */
-uint32_t exchange_chunks_for(int64_t bytes)
-{
-    return (uint32_t)cdiv(bytes, WIRE_CHUNK_DATA) + EXCHANGE_MAX_PART;
+    return (uint32_t)(cdiv(bytes, WIRE_CELL) + cdiv(bytes, UNIT_WORDS * 4) * UNIT_LSE + EXCHANGE_MAX_PART);
 }
 
 static int is_group(const wire *w)
 {
     return w->n_rank >= 1 && w->n_rank <= WIRE_MAX_RANK && w->rank >= 0 && w->rank < w->n_rank;
-}
-
-/* Whether slots have room for the message. */
-static int fits(const wire *w, int32_t form, int64_t bytes, int64_t chunks)
-{
-    const int lines_ok = cdiv(bytes, WIRE_LINE_WORDS * 4) <= (int64_t)w->n_line;
-    const int chunks_ok = chunks <= (int64_t)w->n_chunk;
-    switch (form) {
-    case EXCHANGE_LINES:
-        return lines_ok;
-    case EXCHANGE_CHUNKS:
-        return chunks_ok;
-    default:
-        return bytes <= EXCHANGE_LINE_MAX ? lines_ok : chunks_ok;
-    }
-}
-
-static int is_form(int32_t form)
-{
-    return form == EXCHANGE_AUTO || form == EXCHANGE_LINES || form == EXCHANGE_CHUNKS;
 }
 
 static int words_only(int64_t a, int64_t b, int64_t c, int64_t d)
@@ -74,13 +52,12 @@ static int words_only(int64_t a, int64_t b, int64_t c, int64_t d)
 
 const char *exchange_refuses(const exchange_args *a)
 {
-    int64_t chunks = 0;
+    int64_t cells = 0;
     if (!is_group(&a->w)) {
         return "exchange: a group has 1 to 8 ranks, numbered from 0";
     }
-    if (a->op < 0 || a->op >= EXCHANGE_N_OP || !is_form(a->form) || a->n_row < 0 || a->n_part < 0 ||
-        a->n_part > EXCHANGE_MAX_PART) {
-        return "exchange: op, form, rows or parts are out of range (at most 4 parts)";
+    if (a->op < 0 || a->op >= EXCHANGE_N_OP || a->n_row < 0 || a->n_part < 0 || a->n_part > EXCHANGE_MAX_PART) {
+        return "exchange: op, rows or parts are out of range (at most 4 parts)";
     }
     for (int32_t i = 0; i < a->n_part; i++) {
         const exchange_part *p = &a->part[i];
@@ -92,17 +69,17 @@ const char *exchange_refuses(const exchange_args *a)
         if ((int64_t)a->n_row * p->bytes > INT32_MAX) {
             return "exchange: a part is 2 GiB or more: send fewer rows at a time";
         }
-        chunks += cdiv((int64_t)a->n_row * p->bytes, WIRE_CHUNK_DATA);
+        cells += cdiv((int64_t)a->n_row * p->bytes, WIRE_CELL);
     }
-    return fits(&a->w, a->form, exchange_bytes(a), chunks)
+    return cells <= (int64_t)a->w.n_cell
                ? NULL
                : "exchange: the message is larger than the group was opened for: send fewer rows at a time";
 }
 
 const char *exchange_merge_refuses(const exchange_merge_args *a)
 {
-    if (!is_group(&a->w) || !is_form(a->form) || a->n_row < 0) {
-        return "exchange_merge: a group has 1 to 8 ranks, numbered from 0; form or rows are out of range";
+    if (!is_group(&a->w) || a->n_row < 0) {
+        return "exchange_merge: a group has 1 to 8 ranks, numbered from 0; rows are out of range";
     }
     if (a->n_head < a->w.n_rank || a->n_head % a->w.n_rank != 0) {
         return "exchange_merge: heads are a multiple of the ranks";
@@ -117,7 +94,7 @@ const char *exchange_merge_refuses(const exchange_merge_args *a)
         return "exchange_merge: 2 GiB or more to a peer: send fewer rows at a time";
     }
     const int64_t units = (int64_t)a->n_row * (a->n_head / a->w.n_rank);
-    return fits(&a->w, a->form, bytes, cdiv(units, 2))
+    return units * UNIT_CELLS <= (int64_t)a->w.n_cell
                ? NULL
                : "exchange_merge: the message is larger than the group was opened for: send fewer rows at a "
                  "time";

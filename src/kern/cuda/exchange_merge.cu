@@ -1,29 +1,29 @@
 /* exchange_merge.cu - partials sent to the ranks of their heads and merged as they come.
  *
- * A head's 512 values and its LSE are 171 lines exactly, three warps' work; two heads are a piece. The receiver
- * merges from where they arrived, its own partial from where it is, which it loads while the others are on
- * their way. Compiled without contraction, for the bits of the merge. */
+ * A head is a warp's work: its 512 values, four cells a lane, and its LSE in a cell of its own behind the values of
+ * all, which so stay on whole lines of the link. Where there are few heads a head is four warps' work, each with a
+ * quarter of the values and the LSE. The receiver merges what comes as it comes, its own partial from where it is, which
+ * it loads while the others are on their way. Compiled without contraction, for the bits of the merge. */
 #include "kern/cuda/exchange.cuh"
 #include "kern/cuda/merge.cuh"
 
 enum {
     DIM = KVS_LATENT_DIM,
-    UNIT_LINES = (DIM + 1) / WIRE_LINE_WORDS,
-    THIRDS = 3,                         /* a warp has a third of a head's lines, two to a lane      */
-    THIRD_LINES = UNIT_LINES / THIRDS,
-    UNIT_BYTES = DIM * 4 + 16,          /* of a head in a piece                                     */
-    UNITS = 2,                          /* heads of a piece                                         */
-    STEPS = DIM / 4 / 32                /* 16-byte values of a head, per lane                       */
+    STEPS = DIM / 4 / 32, /* cells of a head, per lane */
+    FEW = 4,              /* works of a head where there are not ... */
+    MANY = 2048           /* ... more than so many heads to all peers */
 };
-static_assert(UNIT_LINES * WIRE_LINE_WORDS == DIM + 1, "a head and its LSE fill their lines");
-static_assert(THIRD_LINES * THIRDS == UNIT_LINES && THIRD_LINES <= 64, "two lines to a lane");
-static_assert(UNITS * UNIT_BYTES <= WIRE_CHUNK, "two heads fit a chunk");
+
+/* A work is STEPS / SPLIT cells of each lane, and an LSE. */
+template <int SPLIT>
+struct work_cells {
+    enum { N_STEP = STEPS / SPLIT, ALL = 32 * N_STEP };
+};
 
 template <int R>
 struct exchange_merge_launch {
     exchange_shape shape;
-    uint32_t units;  /* (row, head) of one rank: what goes to a peer */
-    uint32_t pieces;
+    uint32_t units; /* (row, head) of one rank: what goes to a peer */
     exchange_merge_args rank[R];
 };
 
@@ -60,192 +60,114 @@ static __device__ __forceinline__ void unit_done(const exchange_merge_args &a, u
     }
 }
 
-/* Lines of a third that a lane has: the first always, the second where it is one of the third's. */
-typedef struct line_pair {
-    uint32_t unit;
-    int line[2];
-    bool two;
-} line_pair;
-
-static __device__ __forceinline__ line_pair pair_of(uint32_t item)
+static __device__ __forceinline__ uint4 bits_of(float4 v)
 {
-    const int lane = (int)threadIdx.x % 32;
-    line_pair p;
-    p.unit = item / THIRDS;
-    p.line[0] = (int)(item % THIRDS) * THIRD_LINES + lane;
-    p.two = lane + 32 < THIRD_LINES;
-    p.line[1] = p.line[0] + (p.two ? 32 : 0);
-    return p;
+    return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
 }
 
-/* The three words that a partial of this rank has for a line; the last line ends with the LSE. */
-static __device__ __forceinline__ uint4 unit_line(const float *values, float lse, int i)
+static __device__ __forceinline__ float4 floats_of(uint4 v)
 {
-    const float *v = values + 3 * i;
-    return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
-                      __float_as_uint(i == UNIT_LINES - 1 ? lse : v[2]), 0);
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
 }
 
-static __device__ void send_unit_lines(const exchange_shape &s, const exchange_merge_args &a, uint32_t units,
-                                       uint4 control)
+/* What a lane has of B steps of a head, from d0 on. */
+template <int B>
+static __device__ __forceinline__ void load_steps(const exchange_merge_args &a, uint32_t u, int of, int d0,
+                                                  float4 (&v)[B])
 {
-    const crew t = crew_of_warps(s);
+    const float4 *values = (const float4 *)unit_values(a, u, of);
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+        v[b] = values[threadIdx.x % 32 + 32 * (d0 + b)];
+    }
+}
+
+template <int SPLIT>
+static __device__ __forceinline__ void send_units(const exchange_merge_args &a, const crew &t, uint32_t units,
+                                                  uint4 control)
+{
+    typedef work_cells<SPLIT> cell;
+    const uint32_t lane = threadIdx.x % 32;
     wire_run r;
     bool begun = false;
     for (int k = 1; k < a.w.n_rank; k++) {
         const int to = nth_rank(a.w, k);
-        for (uint32_t item = t.at; item < units * THIRDS; item += t.n) {
-            const line_pair p = pair_of(item);
-            const float *values = unit_values(a, p.unit, to);
-            const float lse = unit_lse(a, p.unit, to);
-            uint4 v[2] = {unit_line(values, lse, p.line[0]), unit_line(values, lse, p.line[1])};
+        for (uint32_t i = t.at; i < units * SPLIT; i += t.n) {
+            float4 v[cell::N_STEP];
+            load_steps<cell::N_STEP>(a, i / SPLIT, to, (int)(i % SPLIT) * cell::N_STEP, v);
+            const float lse = unit_lse(a, i / SPLIT, to);
             if (!begun && !wire_begin(a.w, control, &r)) { /* behind the first loads */
                 return;
             }
             begun = true;
-            uint8_t *at = wire_lines(a.w, r.epoch, to, a.w.rank) + (size_t)p.unit * UNIT_LINES * WIRE_LINE;
-            v[0].w = r.epoch;
-            v[1].w = r.epoch;
-            wire_store16(at + p.line[0] * WIRE_LINE, v[0]);
-            if (p.two) {
-                wire_store16(at + p.line[1] * WIRE_LINE, v[1]);
+            uint8_t *cells = wire_cells(a.w, r.epoch, to, a.w.rank);
+#pragma unroll
+            for (int d = 0; d < cell::N_STEP; d++) {
+                wire_put(a.w, r.epoch, to, cells, i * cell::ALL + lane + 32 * d, bits_of(v[d]));
+            }
+            if (lane == 0) {
+                wire_put(a.w, r.epoch, to, cells, units * SPLIT * cell::ALL + i,
+                         make_uint4(__float_as_uint(lse), 0, 0, 0));
             }
         }
     }
 }
 
-static __device__ __forceinline__ void put_word(const exchange_merge_args &a, int64_t at, float v)
+/* Of every peer, B of the lane's cells, 32 apart from `first` on, and in front of them, with LSE, that of the LSE;
+ * what is the own rank's is left alone. Cells are empty again after. */
+template <int N, int B, bool LSE>
+static __device__ __forceinline__ void take_cells(const wire &w, wire_run *r, uint32_t first, uint32_t lse,
+                                                  uint4 (&v)[N][B + LSE])
 {
-    if (a.out_type == KVS_DTYPE_BF16) {
-        ((uint16_t *)a.out)[at] = bf16_from_f32(v).bits;
-    } else {
-        ((float *)a.out)[at] = v;
-    }
-}
-
-/* The lane's lines and the last one, with the LSE, of every peer; what is the own rank's is left alone. */
-template <int N>
-static __device__ __forceinline__ void wait_pairs(const wire &w, wire_run *r, const line_pair &p, uint4 (&v)[N][3])
-{
-    const uint8_t *slot = wire_lines(w, r->epoch, w.rank, 0) + (size_t)p.unit * UNIT_LINES * WIRE_LINE;
-    const size_t step = (size_t)w.n_line * WIRE_LINE;
-    for (uint32_t n = 1;; n++) {
+    const size_t step = wire_slot_bytes(w.n_cell);
+    uint8_t *slot = wire_cells(w, r->epoch, w.rank, 0);
+    for (uint32_t k = 1;; k++) {
         int missing = -1;
 #pragma unroll
         for (int q = 0; q < N; q++) {
             if (q != w.rank) {
-                v[q][0] = wire_load16(slot + q * step + p.line[0] * WIRE_LINE);
-                v[q][1] = wire_load16(slot + q * step + p.line[1] * WIRE_LINE);
-                v[q][2] = wire_load16(slot + q * step + (UNIT_LINES - 1) * WIRE_LINE);
+                if (LSE) {
+                    v[q][0] = wire_load16(slot + q * step + (size_t)lse * WIRE_CELL);
+                }
+#pragma unroll
+                for (int b = 0; b < B; b++) {
+                    v[q][b + LSE] = wire_load16(slot + q * step + (size_t)(first + 32 * b) * WIRE_CELL);
+                }
             }
         }
 #pragma unroll
         for (int q = 0; q < N; q++) {
-            if (q != w.rank && (v[q][0].w != r->epoch || v[q][1].w != r->epoch || v[q][2].w != r->epoch)) {
-                missing = q;
+#pragma unroll
+            for (int b = 0; b < B + LSE; b++) {
+                missing = q != w.rank && wire_is_empty(v[q][b]) ? q : missing;
             }
         }
         if (missing < 0 || r->dead) {
-            return;
+            break;
         }
-        if (n % WIRE_POLLS == 0) {
+        if (k % WIRE_POLLS == 0) {
             r->dead = wire_look(w, r->epoch, r->until, missing);
         }
     }
-}
-
-/* A word of every part, merged. lse: as it came. */
-template <int N, bool TREE>
-static __device__ __forceinline__ float merge_word(const merge_plan &plan, const float (&lse)[N],
-                                                   const uint32_t (&word)[N])
-{
-    float v[N];
-#pragma unroll
-    for (int p = 0; p < N; p++) {
-        v[p] = merge_is_live(lse[p]) ? __uint_as_float(word[p]) : 0.0f;
-    }
-    return merge_values<N, TREE>(plan, v);
-}
-
-/* Line i of the result from the same line of all parts. */
-template <int N, bool TREE>
-static __device__ __forceinline__ void merge_line(const exchange_merge_args &a, const merge_plan &plan,
-                                                  const float (&lse)[N], int64_t out, int i,
-                                                  const uint4 (&v)[N][3], int of)
-{
-    uint32_t x[N], y[N], z[N];
 #pragma unroll
     for (int q = 0; q < N; q++) {
-        x[q] = v[q][of].x;
-        y[q] = v[q][of].y;
-        z[q] = v[q][of].z;
+        if (q != w.rank) {
+#pragma unroll
+            for (int b = 0; b < B; b++) {
+                v[q][b + LSE] = wire_content(w, r, q, first + 32 * b, v[q][b + LSE]);
+                wire_clear(slot + q * step, first + 32 * b);
+            }
+        }
     }
-    put_word(a, out + 3 * i, merge_word<N, TREE>(plan, lse, x));
-    put_word(a, out + 3 * i + 1, merge_word<N, TREE>(plan, lse, y));
-    if (i < UNIT_LINES - 1) {
-        put_word(a, out + 3 * i + 2, merge_word<N, TREE>(plan, lse, z));
-    }
-}
-
-template <int N, bool TREE>
-static __device__ void receive_unit_lines(const exchange_shape &s, const exchange_merge_args &a, uint32_t units,
-                                          wire_run *r)
-{
-    const crew t = crew_of_warps(s);
-    for (uint32_t item = t.at; item < units * THIRDS; item += t.n) {
-        const line_pair p = pair_of(item);
-        uint4 v[N][3];
-        float lse[N], used[N];
-        const float *own = unit_values(a, p.unit, a.w.rank);
-        const float own_lse = unit_lse(a, p.unit, a.w.rank);
-        const uint4 own_line[2] = {unit_line(own, own_lse, p.line[0]), unit_line(own, own_lse, p.line[1])};
-        wait_pairs<N>(a.w, r, p, v);
+    if (LSE) { /* an LSE's cell ends with zeros, so it is what it says; all lanes have it before it goes */
+        __syncwarp();
 #pragma unroll
         for (int q = 0; q < N; q++) {
-            if (q == a.w.rank) {
-                v[q][0] = own_line[0];
-                v[q][1] = own_line[1];
-                v[q][2].z = __float_as_uint(own_lse);
+            if (q != w.rank && threadIdx.x % 32 == 0) {
+                wire_clear(slot + q * step, lse);
             }
-            lse[q] = __uint_as_float(v[q][2].z);
-            used[q] = lse[q];
-        }
-        const merge_plan plan = merge_plan_of<N, TREE>(used);
-        const int64_t out = unit_out(a, p.unit);
-        merge_line<N, TREE>(a, plan, lse, out, p.line[0], v, 0);
-        if (p.two) {
-            merge_line<N, TREE>(a, plan, lse, out, p.line[1], v, 1);
-        }
-        if (item % THIRDS == 0) {
-            unit_done(a, p.unit, plan);
         }
     }
-}
-
-static __device__ void send_unit_chunks(const exchange_shape &s, const exchange_merge_args &a, uint32_t units,
-                                        uint32_t pieces, const wire_run &r, uint32_t *counts)
-{
-    send_groups(a.w, r, s, pieces, counts, [&](int to, uint32_t i, uint8_t *buf) {
-        const uint32_t lane = threadIdx.x % 32;
-        const uint32_t u0 = i * UNITS;
-        float4 *at = (float4 *)buf;
-        float4 v[UNITS * STEPS];
-#pragma unroll
-        for (int j = 0; j < UNITS * STEPS; j++) {
-            if (u0 + j / STEPS < units) {
-                v[j] = ((const float4 *)unit_values(a, u0 + j / STEPS, to))[lane + 32 * (j % STEPS)];
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < UNITS * STEPS; j++) {
-            if (u0 + j / STEPS < units) {
-                at[j / STEPS * (UNIT_BYTES / 16) + lane + 32 * (j % STEPS)] = v[j];
-            }
-        }
-        if (lane < UNITS && u0 + lane < units) {
-            at[lane * (UNIT_BYTES / 16) + DIM / 4] = make_float4(unit_lse(a, u0 + lane, to), 0, 0, 0);
-        }
-    });
 }
 
 /* Four values of a head to its result. */
@@ -258,111 +180,82 @@ static __device__ __forceinline__ void put_four(const exchange_merge_args &a, in
     }
 }
 
-/* Head u, which lies at place j of piece i of every peer. own: its values on this rank, of this lane. */
-template <int N, bool TREE>
-static __device__ __forceinline__ void merge_unit(const exchange_merge_args &a, const wire_run &r, uint32_t u,
-                                                  uint32_t i, int j, const float4 (&own)[STEPS], float own_lse)
+/* B steps from d0 on of head u of all ranks, merged. of[q]: in front, with LSE, the LSE. */
+template <int N, bool TREE, int B, bool LSE>
+static __device__ __forceinline__ void merge_cells(const exchange_merge_args &a, const merge_plan &plan,
+                                                   const float (&lse)[N], const float4 (&own)[B], uint32_t u,
+                                                   int d0, const uint4 (&of)[N][B + LSE])
 {
-    enum { AT_ONCE = N <= 2 ? STEPS : N <= 4 ? 2 : 1 }; /* loads of each peer under way */
-    const int lane = (int)threadIdx.x % 32;
-    const uint8_t *slot = wire_chunks(a.w, r.epoch, a.w.rank, 0) + (size_t)i * WIRE_CHUNK + j * UNIT_BYTES;
-    const size_t step = (size_t)a.w.n_chunk * WIRE_CHUNK;
-    float lse[N], used[N];
 #pragma unroll
-    for (int q = 0; q < N; q++) {
-        lse[q] = q == a.w.rank ? own_lse : __ldcg((const float *)(slot + q * step) + DIM);
+    for (int b = 0; b < B; b++) {
+        float4 v[N];
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            const float4 x = q == a.w.rank ? own[b] : floats_of(of[q][b + LSE]);
+            v[q] = merge_is_live(lse[q]) ? x : make_float4(0, 0, 0, 0);
+        }
+        put_four(a, unit_out(a, u) + 4 * ((int)(threadIdx.x % 32) + 32 * (d0 + b)), merge_values<N, TREE>(plan, v));
     }
-    merge_plan plan;
-#pragma unroll
-    for (int d0 = 0; d0 < STEPS; d0 += AT_ONCE) {
-        float4 v[AT_ONCE][N];
-#pragma unroll
-        for (int d = 0; d < AT_ONCE; d++) {
-#pragma unroll
-            for (int q = 0; q < N; q++) {
-                v[d][q] = q == a.w.rank ? own[d0 + d]
-                                        : __ldcg((const float4 *)(slot + q * step) + lane + 32 * (d0 + d));
-            }
-        }
-        if (d0 == 0) {
-#pragma unroll
-            for (int q = 0; q < N; q++) {
-                used[q] = lse[q];
-            }
-            plan = merge_plan_of<N, TREE>(used);
-        }
-#pragma unroll
-        for (int d = 0; d < AT_ONCE; d++) {
-#pragma unroll
-            for (int q = 0; q < N; q++) {
-                v[d][q] = merge_is_live(lse[q]) ? v[d][q] : make_float4(0, 0, 0, 0);
-            }
-            put_four(a, unit_out(a, u) + 4 * (lane + 32 * (d0 + d)), merge_values<N, TREE>(plan, v[d]));
-        }
-    }
-    unit_done(a, u, plan);
 }
 
-template <int N, bool TREE>
-static __device__ void receive_unit_chunks(const exchange_shape &s, const exchange_merge_args &a, uint32_t units,
-                                           uint32_t pieces, wire_run *r)
+template <int N, bool TREE, int SPLIT>
+static __device__ __forceinline__ void receive_units(const exchange_merge_args &a, const crew &t, uint32_t units,
+                                                     wire_run *r)
 {
-    if (is_flag_warp()) {
-        return;
-    }
-    const crew t = crew_of_warps(s);
-    const int lane = (int)threadIdx.x % 32;
-    for (uint32_t i = t.at; i < pieces; i += t.n) {
-        float4 own[UNITS][STEPS];
-        float own_lse[UNITS];
+    typedef work_cells<SPLIT> cell;
+    enum { MOST = N <= 2 ? STEPS : N <= 4 ? 2 : 1 };                /* steps of each peer under way */
+    enum { AT_ONCE = +MOST < +cell::N_STEP ? +MOST : +cell::N_STEP };
+    for (uint32_t i = t.at; i < units * SPLIT; i += t.n) {
+        const uint32_t u = i / SPLIT;
+        const int begin = (int)(i % SPLIT) * cell::N_STEP;
+        const uint32_t lane_cell = i * cell::ALL + threadIdx.x % 32;
+        const uint32_t lse_cell = units * SPLIT * cell::ALL + i;
+        float4 own[AT_ONCE];
+        load_steps<AT_ONCE>(a, u, a.w.rank, begin, own); /* while the peers' are on their way */
+        const float own_lse = unit_lse(a, u, a.w.rank);
+        uint4 first[N][AT_ONCE + 1];
+        float lse[N], used[N];
+        take_cells<N, AT_ONCE, true>(a.w, r, lane_cell, lse_cell, first);
 #pragma unroll
-        for (int j = 0; j < UNITS; j++) { /* while the peers' are on their way */
-            const uint32_t u = i * UNITS + j < units ? i * UNITS + j : i * UNITS;
-            own_lse[j] = unit_lse(a, u, a.w.rank);
-#pragma unroll
-            for (int d = 0; d < STEPS; d++) {
-                own[j][d] = ((const float4 *)unit_values(a, u, a.w.rank))[lane + 32 * d];
-            }
+        for (int q = 0; q < N; q++) {
+            lse[q] = q == a.w.rank ? own_lse : __uint_as_float(first[q][0].x);
+            used[q] = lse[q];
         }
-        for (int k = 1; k < N; k++) {
-            const int from = nth_rank(a.w, k);
-            wire_wait_flag(a.w, r, wire_flags(a.w, r->epoch, a.w.rank, from) + i / s.group, from);
-        }
+        const merge_plan plan = merge_plan_of<N, TREE>(used);
+        merge_cells<N, TREE, AT_ONCE, true>(a, plan, lse, own, u, begin, first);
 #pragma unroll
-        for (int j = 0; j < UNITS; j++) {
-            if (i * UNITS + j < units) {
-                merge_unit<N, TREE>(a, *r, i * UNITS + j, i, j, own[j], own_lse[j]);
-            }
+        for (int d0 = AT_ONCE; d0 < cell::N_STEP; d0 += AT_ONCE) {
+            uint4 more[N][AT_ONCE];
+            load_steps<AT_ONCE>(a, u, a.w.rank, begin + d0, own);
+            take_cells<N, AT_ONCE, false>(a.w, r, lane_cell + 32 * d0, 0, more);
+            merge_cells<N, TREE, AT_ONCE, false>(a, plan, lse, own, u, begin + d0, more);
+        }
+        if (begin == 0) {
+            unit_done(a, u, plan);
         }
     }
 }
 
-template <int N, bool TREE, int R>
-static __global__ void __launch_bounds__(THREADS + 32, 2)
+template <int N, bool TREE, int R, int SPLIT>
+static __global__ void __launch_bounds__(THREADS, BLOCKS)
     exchange_merge_kernel(const __grid_constant__ exchange_merge_launch<R> x)
 {
-    __shared__ uint32_t counts[MAX_GROUP];
     const exchange_merge_args &a = x.rank[R == 1 ? 0 : blockIdx.y];
     const bool sends = blockIdx.x > 0 && !is_receiver(x.shape);
+    const crew t = crew_of_warps(x.shape);
     wire_run r;
     after_the_one_before();
     const uint4 control = wire_ask(a.w);
-    if (sends && x.shape.lines) {
-        send_unit_lines(x.shape, a, x.units, control);
+    if (sends) {
+        send_units<SPLIT>(a, t, x.units, control);
     }
-    const bool sound = wire_begin(a.w, control, &r);
-    if (!(sends && !x.shape.lines ? begin_groups(counts, sound) : sound)) {
+    if (!wire_begin(a.w, control, &r)) {
         return;
     }
     if (blockIdx.x == 0) {
-        wire_compare_heads(a.w, &r, (uint32_t)EXCHANGE_PARTIAL | (uint32_t)(x.shape.lines << 8),
-                           (uint32_t)a.n_row, x.units * (DIM + 1));
-    } else if (sends && !x.shape.lines) {
-        send_unit_chunks(x.shape, a, x.units, x.pieces, r, counts);
-    } else if (!sends && x.shape.lines) {
-        receive_unit_lines<N, TREE>(x.shape, a, x.units, &r);
+        wire_compare_heads(a.w, &r, (uint32_t)EXCHANGE_PARTIAL, (uint32_t)a.n_row, x.units * (DIM + 1));
     } else if (!sends) {
-        receive_unit_chunks<N, TREE>(x.shape, a, x.units, x.pieces, &r);
+        receive_units<N, TREE, SPLIT>(a, t, x.units, &r);
     }
     wire_end(a.w, blockIdx.x, gridDim.x);
 }
@@ -372,12 +265,16 @@ static void launch_merge(const exchange_merge_args *a, int32_t n, dev_queue *q)
 {
     exchange_merge_launch<R> x;
     memset(&x, 0, sizeof x);
-    const int32_t lines = is_lines(a->form, exchange_merge_bytes(a));
     x.units = (uint32_t)((int64_t)a->n_row * (a->n_head / a->w.n_rank));
-    x.pieces = (x.units + UNITS - 1) / UNITS;
     memcpy(x.rank, a, (size_t)n * sizeof *a);
-    x.shape = shape_of(q, n, N, lines, lines ? (int64_t)x.units * THIRDS : x.pieces, WARPS);
-    launch(exchange_merge_kernel<N, KVS_LANES % N == 0, R>, x, x.shape, n, q, "exchange_merge_kernel");
+    enum { TREE = KVS_LANES % N == 0, PEERS = N > 1 ? N - 1 : 1 };
+    const int split = x.units * PEERS <= MANY ? FEW : 1;
+    x.shape = shape_of(q, n, N, (int64_t)x.units * split);
+    if (split == FEW) {
+        launch(exchange_merge_kernel<N, TREE, R, FEW>, x, x.shape, n, q, "exchange_merge_kernel");
+    } else {
+        launch(exchange_merge_kernel<N, TREE, R, 1>, x, x.shape, n, q, "exchange_merge_kernel");
+    }
 }
 
 void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)

@@ -1,13 +1,13 @@
 /* kern/cuda/wire.cuh - how a kernel sends and waits through dev/wire.h.
  *
- * Lines rest on one property: a 16-byte store or load of the type b128 is one access (PTX gives single-copy
- * atomicity to scalar types, and b128 is one), also when the store comes over NVLink. So a line holds
- * either the old three words and the old epoch or the new ones, and needs no order towards other lines.
- * `check --comm --device cuda` looks for torn lines: every word of its messages depends on the exchange.
+ * Cells rest on one property: a 16-byte store or load of the type b128 is one access (PTX gives single-copy
+ * atomicity to scalar types, and b128 is one), also when the store comes over NVLink. So a cell is either
+ * empty or holds all of what was sent, and needs no order towards other cells. `check --comm --device cuda` looks
+ * for torn ones: every word of its messages depends on the exchange.
  *
- * Chunks rest on release and acquire, which add up along a chain: warps store, count in shared memory with
- * release; the thread that sees the count with acquire sets the flag with release at system scope; whoever
- * sees the flag with acquire, and meets its warp, sees what was stored.
+ * An emptied cell is not sent to before the rank that emptied it has ended the kernel that did and has sent a
+ * message of the next exchange, which the sender has received: the two stores meet in that order in the
+ * receiver's memory.
  *
  * A wait ends by itself: after the wire's limit it sets the fault, here and on every peer that is sound so
  * far, and from then on all waits of the rank end at once. */
@@ -44,23 +44,16 @@ static __device__ __forceinline__ void wire_store16(void *p, uint4 v)
                  : "memory");
 }
 
-static __device__ __forceinline__ uint32_t wire_peek_flag(const uint32_t *p)
+static __device__ __forceinline__ uint32_t wire_load4(const uint32_t *p)
 {
     uint32_t v;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 
-static __device__ __forceinline__ uint32_t wire_load_flag(const uint32_t *p)
+static __device__ __forceinline__ void wire_store4(uint32_t *p, uint32_t v)
 {
-    uint32_t v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-
-static __device__ __forceinline__ void wire_store_flag(uint32_t *p, uint32_t v)
-{
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 static __device__ __forceinline__ uint64_t wire_clock()
@@ -133,85 +126,80 @@ static __device__ __noinline__ bool wire_look(const wire &w, uint32_t epoch, uin
     return (c.z | c.w) != 0;
 }
 
-/* B lines of one peer, `step` bytes from one to the next, once they all are of this epoch; the first n of them
- * are wanted. One way to the memory and back serves all that are missing. */
-template <int B>
-static __device__ __forceinline__ void wire_wait_lines(const wire &w, wire_run *r, const uint8_t *at,
-                                                       size_t step, int n, int from, uint4 (&v)[B])
+/* Cells of messages from `from` in the area of rank `to`, and their words among the escapes. */
+static __device__ __forceinline__ uint8_t *wire_cells(const wire &w, uint32_t epoch, int to, int from)
 {
-    for (uint32_t i = 1;; i++) {
-        bool missing = false;
-#pragma unroll
-        for (int b = 0; b < B; b++) {
-            v[b] = wire_load16(at + (b < n ? b : 0) * step);
-        }
-#pragma unroll
-        for (int b = 0; b < B; b++) {
-            missing = missing || v[b].w != r->epoch;
-        }
-        if (!missing || r->dead) {
-            return;
-        }
-        if (i % WIRE_POLLS == 0) {
+    return w.area[to] + wire_cell_at(w.n_rank, w.n_cell, epoch, from);
+}
+
+static __device__ __forceinline__ uint32_t *wire_escapes(const wire &w, uint32_t epoch, int to, int from)
+{
+    return (uint32_t *)(w.area[to] + wire_escape_at(w.n_rank, w.n_cell, epoch, from));
+}
+
+static __device__ __forceinline__ bool wire_is_empty(uint4 v)
+{
+    return v.x == WIRE_EMPTY_WORD && v.w == WIRE_EMPTY_WORD && wire_is_reserved(v.x, v.y, v.z, v.w);
+}
+
+static __device__ __noinline__ void wire_put_mark(const wire &w, uint32_t epoch, int to, uint32_t i, uint32_t last)
+{
+    wire_store4(wire_escapes(w, epoch, to, w.rank) + i, wire_escape_of(epoch, last));
+}
+
+/* Sends cell i of the message to rank `to`; cells: wire_cells of it. */
+static __device__ __forceinline__ void wire_put(const wire &w, uint32_t epoch, int to, uint8_t *cells, uint32_t i,
+                                                uint4 v)
+{
+    if (v.x == WIRE_EMPTY_WORD && wire_is_reserved(v.x, v.y, v.z, v.w)) {
+        wire_put_mark(w, epoch, to, i, v.w);
+        v.w = WIRE_MARK_WORD;
+    }
+    wire_store16(cells + (size_t)i * WIRE_CELL, v);
+}
+
+/* The last word of a cell that came as a mark. */
+static __device__ __noinline__ uint32_t wire_take_mark(const wire &w, wire_run *r, int from, uint32_t i)
+{
+    const uint32_t *p = wire_escapes(w, r->epoch, w.rank, from) + i;
+    uint32_t word = wire_load4(p);
+    for (uint32_t n = 1; word >> 1 != r->epoch && !r->dead; n++) {
+        if (n % WIRE_POLLS == 0) {
             r->dead = wire_look(w, r->epoch, r->until, from);
         }
+        word = wire_load4(p);
     }
+    return WIRE_EMPTY_WORD | (word & 1u);
 }
 
-/* By a warp: until the chunk of this flag has come. */
-static __device__ __forceinline__ void wire_wait_flag(const wire &w, wire_run *r, const uint32_t *p, int from)
+/* What cell i of the message from rank `from`, which is not empty, stands for. */
+static __device__ __forceinline__ uint4 wire_content(const wire &w, wire_run *r, int from, uint32_t i, uint4 v)
 {
-    if (threadIdx.x % 32 == 0) {
-        for (uint32_t n = 1; wire_peek_flag(p) != r->epoch && !r->dead; n++) {
-            if (n % WIRE_POLLS == 0) {
-                r->dead = wire_look(w, r->epoch, r->until, from);
-            }
+    if (v.x == WIRE_EMPTY_WORD && wire_is_reserved(v.x, v.y, v.z, v.w)) {
+        v.w = wire_take_mark(w, r, from, i);
+    }
+    return v;
+}
+
+static __device__ __forceinline__ void wire_clear(uint8_t *cells, uint32_t i)
+{
+    wire_store16(cells + (size_t)i * WIRE_CELL,
+                 make_uint4(WIRE_EMPTY_WORD, WIRE_EMPTY_WORD, WIRE_EMPTY_WORD, WIRE_EMPTY_WORD));
+}
+
+/* Cell i of the message from rank `from`, once it has come; empty again after. */
+static __device__ __forceinline__ uint4 wire_take(const wire &w, wire_run *r, int from, uint32_t i)
+{
+    uint8_t *cells = wire_cells(w, r->epoch, w.rank, from);
+    uint4 v = wire_load16(cells + (size_t)i * WIRE_CELL);
+    for (uint32_t k = 1; wire_is_empty(v) && !r->dead; k++) {
+        if (k % WIRE_POLLS == 0) {
+            r->dead = wire_look(w, r->epoch, r->until, from);
         }
-        (void)wire_load_flag(p); /* orders what follows behind what the flag stands for */
+        v = wire_load16(cells + (size_t)i * WIRE_CELL);
     }
-    r->dead = __shfl_sync(~0u, r->dead, 0) != 0;
-}
-
-/* Pieces of a chunk, stored by several warps of a block, are counted in shared memory; one thread waits until
- * all have been and sets the flag for them, which takes as long as the stores take to arrive: the others go
- * on meanwhile. By a warp that has stored its piece: */
-static __device__ __forceinline__ void wire_piece_done(uint32_t *count)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"((uint32_t)__cvta_generic_to_shared(count))
-                     : "memory");
-    }
-}
-
-/* By the one thread. Nothing keeps the warps from coming: they wait for nobody and have agreed to go on. */
-static __device__ __forceinline__ void wire_set_flag(uint32_t *flag, uint32_t epoch, const uint32_t *count,
-                                                     uint32_t pieces)
-{
-    uint32_t n;
-    do {
-        asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
-                     : "=r"(n)
-                     : "r"((uint32_t)__cvta_generic_to_shared(count))
-                     : "memory");
-    } while (n < pieces);
-    wire_store_flag(flag, epoch);
-}
-
-/* Lines, flags and chunks of messages from `from` in the area of rank `to`. */
-static __device__ __forceinline__ uint8_t *wire_lines(const wire &w, uint32_t epoch, int to, int from)
-{
-    return w.area[to] + wire_line_at(w.n_rank, w.n_line, epoch, from);
-}
-
-static __device__ __forceinline__ uint32_t *wire_flags(const wire &w, uint32_t epoch, int to, int from)
-{
-    return (uint32_t *)(w.area[to] + wire_flag_at(w.n_rank, w.n_line, w.n_chunk, epoch, from));
-}
-
-static __device__ __forceinline__ uint8_t *wire_chunks(const wire &w, uint32_t epoch, int to, int from)
-{
-    return w.area[to] + wire_chunk_at(w.n_rank, w.n_line, w.n_chunk, epoch, from);
+    wire_clear(cells, i);
+    return wire_content(w, r, from, i, v);
 }
 
 /* By the first warp of one block of each rank: tells every peer what this rank's message is, and ends the
@@ -227,9 +215,14 @@ static __device__ __forceinline__ void wire_compare_heads(const wire &w, wire_ru
     wire_store16(w.area[p] + wire_head_at(w.n_rank, r->epoch, w.rank),
                  make_uint4(what, n_row, words, r->epoch));
     const uint8_t *at = w.area[w.rank] + wire_head_at(w.n_rank, r->epoch, p);
-    uint4 h[1];
-    wire_wait_lines<1>(w, r, at, 0, 1, p, h);
-    if (!r->dead && (h[0].x != what || h[0].y != n_row || h[0].z != words)) {
+    uint4 h = wire_load16(at);
+    for (uint32_t k = 1; h.w != r->epoch && !r->dead; k++) {
+        if (k % WIRE_POLLS == 0) {
+            r->dead = wire_look(w, r->epoch, r->until, p);
+        }
+        h = wire_load16(at);
+    }
+    if (!r->dead && (h.x != what || h.y != n_row || h.z != words)) {
         wire_fail(w, r->epoch, WIRE_MISMATCH, p);
     }
 }

@@ -15,7 +15,7 @@ static const int32_t k_device[WIRE_MAX_RANK] = {0, 1, 2, 3, 0, 1, 2, 3};
 
 static p2p_config config(int32_t n)
 {
-    const p2p_config c = {.n_rank = n, .device = k_device, .n_line = 7, .n_chunk = 3, .timeout_ms = 50,
+    const p2p_config c = {.n_rank = n, .device = k_device, .n_cell = 7, .timeout_ms = 50,
                           .op_name = op_name};
     return c;
 }
@@ -46,11 +46,8 @@ static void what_cannot_be_a_group_is_refused(void **state)
     c.device = NULL;
     refused(c, KVS_INVALID, "a device each");
     c = config(2);
-    c.n_line = 0;
-    refused(c, KVS_INVALID, "0 lines");
-    c = config(2);
-    c.n_chunk = 0;
-    refused(c, KVS_INVALID, "0 chunks");
+    c.n_cell = 0;
+    refused(c, KVS_INVALID, "0 cells");
     c = config(2);
     c.timeout_ms = 0;
     refused(c, KVS_INVALID, "time-out of 0 ms");
@@ -106,50 +103,77 @@ static int by_begin(const void *a, const void *b)
 static void nothing_in_an_area_overlaps(void **state)
 {
     (void)state;
-    static const uint32_t lines[] = {1, 5, 24577};
-    static const uint32_t chunks[] = {1, 4, 2053};
+    static const uint32_t cells[] = {1, 5, 8, 24577};
     for (int32_t n = 1; n <= WIRE_MAX_RANK; n++) {
-        for (int i = 0; i < 3; i++) {
-            span s[1 + 2 * 4 * WIRE_MAX_RANK];
+        for (int i = 0; i < 4; i++) {
+            span s[1 + 2 * 3 * WIRE_MAX_RANK];
             int n_span = 0;
             s[n_span++] = (span){0, sizeof(wire_control)};
             for (uint32_t e = 6; e < 8; e++) {
                 for (int32_t r = 0; r < n; r++) {
                     const size_t head = wire_head_at(n, e, r);
-                    const size_t line = wire_line_at(n, lines[i], e, r);
-                    const size_t flag = wire_flag_at(n, lines[i], chunks[i], e, r);
-                    const size_t chunk = wire_chunk_at(n, lines[i], chunks[i], e, r);
-                    assert_true(head % 16 == 0 && line % 16 == 0 && flag % 4 == 0 && chunk % 16 == 0);
+                    const size_t word = wire_escape_at(n, cells[i], e, r);
+                    const size_t cell = wire_cell_at(n, cells[i], e, r);
+                    assert_true(head % 16 == 0 && word % 4 == 0 && cell % 128 == 0);
                     s[n_span++] = (span){head, head + sizeof(wire_head)};
-                    s[n_span++] = (span){line, line + (size_t)lines[i] * WIRE_LINE};
-                    s[n_span++] = (span){flag, flag + (size_t)chunks[i] * 4};
-                    s[n_span++] = (span){chunk, chunk + (size_t)chunks[i] * WIRE_CHUNK};
-                    assert_true(chunk >= wire_chunks_begin(n, lines[i], chunks[i]));
+                    s[n_span++] = (span){word, word + (size_t)cells[i] * 4};
+                    s[n_span++] = (span){cell, cell + (size_t)cells[i] * WIRE_CELL};
+                    assert_true(word + (size_t)cells[i] * 4 <= wire_cells_begin(n, cells[i]));
+                    assert_true(cell >= wire_cells_begin(n, cells[i]));
                 }
             }
             qsort(s, (size_t)n_span, sizeof *s, by_begin);
             for (int k = 1; k < n_span; k++) {
                 assert_true(s[k].begin >= s[k - 1].end);
             }
-            assert_true(s[n_span - 1].end <= wire_area_bytes(n, lines[i], chunks[i]));
+            assert_true(s[n_span - 1].end <= wire_area_bytes(n, cells[i]));
         }
     }
 }
 
-static void only_chunks_keep_what_they_held(void **state)
+static void a_new_area_is_empty(void **state)
 {
     (void)state;
     const p2p_config c = config(2);
     p2p *g = NULL;
     assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
     const wire w = p2p_wire(g, 1);
-    const size_t zero = wire_chunks_begin(2, c.n_line, c.n_chunk);
-    for (size_t i = 0; i < zero; i++) {
-        assert_int_equal(w.area[1][i], 0);
+    const size_t cells = wire_cells_begin(2, c.n_cell);
+    for (size_t i = 0; i < p2p_area_bytes(&c); i++) {
+        assert_int_equal(w.area[1][i], i < cells ? 0 : WIRE_EMPTY);
     }
-    assert_int_equal(w.area[1][zero], 0xA5);
-    assert_int_equal(p2p_area_bytes(&c), wire_area_bytes(2, 7, 3));
+    uint32_t word[4];
+    memcpy(word, w.area[1] + wire_cell_at(2, c.n_cell, 3, 1), sizeof word);
+    assert_true(wire_is_reserved(word[0], word[1], word[2], word[3]));
+    assert_int_equal(word[3], WIRE_EMPTY_WORD);
+    assert_int_equal(p2p_area_bytes(&c), wire_area_bytes(2, 7));
     p2p_close(g);
+}
+
+/* ---- cells ------------------------------------------------------------------------------------- */
+
+/* Everything but an empty cell and a mark travels as it is; those two are told apart by the word of the cell, which
+ * no other epoch's passes for. */
+static void only_two_contents_of_a_cell_are_reserved(void **state)
+{
+    (void)state;
+    const uint32_t e = WIRE_EMPTY_WORD;
+    assert_true(wire_is_reserved(e, e, e, e));
+    assert_true(wire_is_reserved(e, e, e, WIRE_MARK_WORD));
+    for (int bit = 0; bit < 128; bit++) {
+        uint32_t v[4] = {e, e, e, e};
+        v[bit / 32] ^= 1u << bit % 32;
+        assert_int_equal(wire_is_reserved(v[0], v[1], v[2], v[3]), bit == 96);
+    }
+    assert_false(wire_is_reserved(0, 0, 0, 0));
+    const uint32_t epoch[] = {1, 2, 0x40000000u, 0x40000001u, WIRE_LAST_EPOCH};
+    for (size_t i = 0; i < UNIT_COUNT(epoch); i++) {
+        const uint32_t a = wire_escape_of(epoch[i], WIRE_EMPTY_WORD);
+        const uint32_t b = wire_escape_of(epoch[i], WIRE_MARK_WORD);
+        assert_true(a >> 1 == epoch[i] && b >> 1 == epoch[i]);
+        assert_int_equal(WIRE_EMPTY_WORD | (a & 1u), WIRE_EMPTY_WORD);
+        assert_int_equal(WIRE_EMPTY_WORD | (b & 1u), WIRE_MARK_WORD);
+    }
 }
 
 /* ---- epochs ------------------------------------------------------------------------------------ */
@@ -191,14 +215,16 @@ static void a_worn_group_is_renewed_and_an_ended_one_is_not(void **state)
     assert_false(p2p_is_worn(0));
     assert_false(p2p_is_worn(WIRE_LAST_EPOCH / 2 - 1));
     assert_true(p2p_is_worn(WIRE_LAST_EPOCH / 2));
-    set_control(g, 0, (uint64_t)3000000000u * WIRE_TURN, 0);
-    set_control(g, 1, (uint64_t)3000000000u * WIRE_TURN, 0);
-    assert_int_equal(p2p_count(g, 1), 3000000000u);
+    set_control(g, 0, (uint64_t)1500000000u * WIRE_TURN, 0);
+    set_control(g, 1, (uint64_t)1500000000u * WIRE_TURN, 0);
+    assert_int_equal(p2p_count(g, 1), 1500000000u);
     assert_true(p2p_is_worn(p2p_count(g, 1)));
-    p2p_wire(g, 1).area[1][wire_line_at(2, 7, 0, 0) + 12] = 9; /* a line of long ago */
+    p2p_wire(g, 1).area[1][wire_escape_at(2, 7, 0, 0) + 12] = 9; /* a word of long ago */
+    p2p_wire(g, 1).area[1][wire_cell_at(2, 7, 0, 0) + 12] = 9;
     assert_int_equal(p2p_renew(g, NULL), KVS_OK);
     assert_int_equal(p2p_count(g, 0), 0);
-    assert_int_equal(p2p_wire(g, 1).area[1][wire_line_at(2, 7, 0, 0) + 12], 0);
+    assert_int_equal(p2p_wire(g, 1).area[1][wire_escape_at(2, 7, 0, 0) + 12], 0);
+    assert_int_equal(p2p_wire(g, 1).area[1][wire_cell_at(2, 7, 0, 0) + 12], WIRE_EMPTY);
     set_control(g, 1, WIRE_TURN, WIRE_FAULT(WIRE_WORN, 1, 1, 5));
     assert_int_equal(p2p_renew(g, &err), KVS_PEER);
     assert_non_null(strstr(err.text, "renew it in time"));
@@ -237,22 +263,22 @@ static void ranks_are_told_who_was_late_or_differed(void **state)
     const p2p_config c = config(3);
     p2p *g = NULL;
     assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
-    set_head(g, 1, 1, (wire_head){1 | 1 << 8, 4, 288, 9});
-    set_head(g, 1, 0, (wire_head){1 | 1 << 8, 4, 288, 9});
+    set_head(g, 1, 1, (wire_head){1, 4, 288, 9});
+    set_head(g, 1, 0, (wire_head){1, 4, 288, 9});
     set_control(g, 0, 0, WIRE_FAULT(WIRE_LATE, 2, 1, 9));
-    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows as lines (exchange 9, "
+    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
                "seen by rank 1)");
     set_head(g, 1, 0, (wire_head){1, 4, 288, 7});
-    told(g, 0, "ranks 0, 2 more than 50 ms late for queries of 1152 bytes in 4 rows as lines (exchange 9, "
+    told(g, 0, "ranks 0, 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
                "seen by rank 1)");
     set_head(g, 1, 0, (wire_head){1, 4, 288, 9});
     set_head(g, 1, 2, (wire_head){1, 4, 288, 9});
-    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows as lines (exchange 9, "
+    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
                "seen by rank 1)"); /* its head has come, the rest has not */
     set_head(g, 1, 2, (wire_head){3, 2, 10, 9});
     set_control(g, 2, 0, WIRE_FAULT(WIRE_MISMATCH, 2, 1, 9));
-    told(g, 2, "rank 2 sent candidates of 40 bytes in 2 rows, rank 1 queries of 1152 bytes in 4 rows as "
-               "lines (exchange 9)");
+    told(g, 2, "rank 2 sent candidates of 40 bytes in 2 rows, rank 1 queries of 1152 bytes in 4 rows "
+               "(exchange 9)");
     assert_int_equal(p2p_check(g, 1, NULL), KVS_OK);
     p2p_close(g);
 }
@@ -284,7 +310,8 @@ int main(void)
         cmocka_unit_test_setup(what_cannot_be_a_group_is_refused, setup),
         cmocka_unit_test_setup(devices_reach_each_other_both_ways, setup),
         cmocka_unit_test_setup(nothing_in_an_area_overlaps, setup),
-        cmocka_unit_test_setup(only_chunks_keep_what_they_held, setup),
+        cmocka_unit_test_setup(a_new_area_is_empty, setup),
+        cmocka_unit_test_setup(only_two_contents_of_a_cell_are_reserved, setup),
         cmocka_unit_test_setup(an_exchange_counts_once_all_its_blocks_have_ended, setup),
         cmocka_unit_test_setup(a_worn_group_is_renewed_and_an_ended_one_is_not, setup),
         cmocka_unit_test_setup(a_fault_keeps_its_parts, setup),

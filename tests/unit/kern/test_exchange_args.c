@@ -12,8 +12,7 @@ static exchange_args plain(void)
     exchange_args a;
     memset(&a, 0, sizeof a);
     a.w.n_rank = 2;
-    a.w.n_line = exchange_lines_for(1000);
-    a.w.n_chunk = exchange_chunks_for(1000);
+    a.w.n_cell = exchange_cells_for(1000);
     a.op = EXCHANGE_Q;
     a.n_row = 5;
     a.n_part = 1;
@@ -49,9 +48,6 @@ static void args_that_no_kernel_takes_are_refused(void **state)
     a.op = EXCHANGE_N_OP;
     refused(a, "out of range");
     a = plain();
-    a.form = 3;
-    refused(a, "out of range");
-    a = plain();
     a.n_row = -1;
     refused(a, "out of range");
     a = plain();
@@ -78,39 +74,28 @@ static void args_that_no_kernel_takes_are_refused(void **state)
     assert_null(exchange_refuses(&a)); /* a barrier */
 }
 
-static void a_message_fits_or_is_refused_in_its_form(void **state)
+static void a_message_fits_or_is_refused(void **state)
 {
     (void)state;
     exchange_args a = plain();
     assert_int_equal(exchange_bytes(&a), 1000);
-    a.w.n_line = 84; /* 1000 / 12, rounded up */
+    a.w.n_cell = 63; /* 1000 / 16, rounded up */
     assert_null(exchange_refuses(&a));
-    a.w.n_line = 83;
+    a.w.n_cell = 62;
     refused(a, "larger than the group was opened for");
-    a.form = EXCHANGE_CHUNKS;
-    assert_null(exchange_refuses(&a));
-    a.w.n_chunk = 0;
-    refused(a, "larger");
-    a = plain();
-    a.part[0].bytes = EXCHANGE_LINE_MAX / 5 / 4 * 4 + 4; /* just too large for lines */
-    a.w.n_line = 1;
-    a.w.n_chunk = exchange_chunks_for(exchange_bytes(&a));
-    assert_true(exchange_bytes(&a) > EXCHANGE_LINE_MAX);
-    assert_null(exchange_refuses(&a));
-    /* parts begin chunks of their own: four of one word each */
+    /* parts begin cells of their own: four of one word each */
     a = plain();
     a.n_row = 1;
     a.n_part = 4;
-    a.form = EXCHANGE_CHUNKS;
     for (int i = 0; i < 4; i++) {
         a.part[i] = a.part[0];
         a.part[i].bytes = 4;
     }
-    a.w.n_chunk = 4;
+    a.w.n_cell = 4;
     assert_null(exchange_refuses(&a));
-    a.w.n_chunk = 3;
+    a.w.n_cell = 3;
     refused(a, "larger");
-    assert_true(exchange_chunks_for(16) >= 4);
+    assert_true(exchange_cells_for(16) >= 4);
 }
 
 static exchange_merge_args partials(void)
@@ -125,8 +110,7 @@ static exchange_merge_args partials(void)
     a.out_type = KVS_DTYPE_BF16;
     a.part_row = 6 * 512;
     a.out_row = 3 * 512;
-    a.w.n_line = exchange_lines_for(exchange_merge_bytes(&a));
-    a.w.n_chunk = exchange_chunks_for(exchange_merge_bytes(&a));
+    a.w.n_cell = exchange_cells_for(exchange_merge_bytes(&a));
     return a;
 }
 
@@ -162,14 +146,9 @@ static void partials_are_refused_likewise(void **state)
     a.out = g_mem + 8;
     refused_merge(a, "multiples of 16 bytes");
     a = partials();
-    a.w.n_line = 3 * 3 * 171;
+    a.w.n_cell = 3 * 3 * (128 + 4); /* values, and an LSE for each quarter of them */
     assert_null(exchange_merge_refuses(&a));
-    a.w.n_line--;
-    refused_merge(a, "larger");
-    a.form = EXCHANGE_CHUNKS;
-    a.w.n_chunk = 5; /* nine heads, two to a chunk */
-    assert_null(exchange_merge_refuses(&a));
-    a.w.n_chunk = 4;
+    a.w.n_cell--;
     refused_merge(a, "larger");
     a = partials();
     a.w.n_rank = 0;
@@ -179,17 +158,14 @@ static void partials_are_refused_likewise(void **state)
 static void what_a_group_is_opened_for_fits(void **state)
 {
     (void)state;
-    static const int64_t size[] = {0, 4, 4096, 4100, EXCHANGE_LINE_MAX, EXCHANGE_LINE_MAX + 4, 8404992};
+    static const int64_t size[] = {0, 4, 4096, 4100, 8404992};
     for (size_t i = 0; i < UNIT_COUNT(size); i++) {
-        const int64_t lines = size[i] < EXCHANGE_LINE_MAX ? size[i] : EXCHANGE_LINE_MAX;
-        assert_true((int64_t)exchange_lines_for(size[i]) * 12 >= lines);
-        assert_true((int64_t)exchange_chunks_for(size[i]) * 4096 >= size[i]);
+        assert_true((int64_t)exchange_cells_for(size[i]) * 16 >= size[i]);
     }
     for (int32_t rows = 1; rows < 200; rows++) {
         exchange_merge_args a = partials();
         a.n_row = rows;
-        a.w.n_line = exchange_lines_for(exchange_merge_bytes(&a));
-        a.w.n_chunk = exchange_chunks_for(exchange_merge_bytes(&a));
+        a.w.n_cell = exchange_cells_for(exchange_merge_bytes(&a));
         assert_null(exchange_merge_refuses(&a));
     }
 }
@@ -210,7 +186,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(args_that_no_kernel_takes_are_refused),
-        cmocka_unit_test(a_message_fits_or_is_refused_in_its_form),
+        cmocka_unit_test(a_message_fits_or_is_refused),
         cmocka_unit_test(partials_are_refused_likewise),
         cmocka_unit_test(what_a_group_is_opened_for_fits),
         cmocka_unit_test(names_are_told_apart),
