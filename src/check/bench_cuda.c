@@ -287,7 +287,7 @@ static const cuda_op k_op[] = {
     {"index", cuda_setup_index, {KERN_OP_index_score}, 1, k_index, 3, NULL},
     {"select", cuda_setup_select, {KERN_OP_index_select, KERN_OP_index_score}, 2, k_index, 3, NULL},
     {"mha", cuda_setup_mha, {KERN_OP_mha}, 1, k_mha, sizeof k_mha / sizeof *k_mha, NULL},
-    {"exchange", NULL, {KERN_OP_merge}, 1, k_exchange, 3, cuda_run_exchange},
+    {"exchange", NULL, {KERN_OP_merge, KERN_OP_topk_merge}, 2, k_exchange, 3, cuda_run_exchange},
 };
 enum { N_OP = sizeof k_op / sizeof *k_op };
 
@@ -437,6 +437,9 @@ static kvs_status run_op(cuda_bench *b, const cuda_op *op, kvs_error *err)
     for (int64_t i = 0; i < n; i++) {
         grid_point(b->cfg, op, i, &p);
         TRY(run_point(b, op, grid ? &p : &op->own[i], err));
+        if (grid && op->setup == cuda_setup_attn && cuda_has_layer(&p)) {
+            TRY(cuda_run_layer(b, &p, err));
+        }
     }
     return KVS_OK;
 }

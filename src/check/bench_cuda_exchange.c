@@ -2,14 +2,16 @@
  * where it is, by NCCL, one after the other in the same run.
  *
  * A call is one exchange of all ranks: q (each rank's heads to all), partials (f32 and LSE, each rank's to
- * the rank of their heads), or both. Peer memory merges partials as they come; NCCL's rows move them only,
- * values and LSE in one message. A graph per device holds N_CALL of them, which is how a step meets them:
- * the time of a call is a graph's over N_CALL, between two events of rank 0. All devices begin together,
- * behind an exchange of nothing. Ranks beyond the devices share them ("shared" in the row's name): that shows
+ * the rank of their heads), both, or the candidates of a selection (each rank's best TOPK with their
+ * scores, to all, and the cut of the best TOPK of them all). Peer memory merges partials as they come; NCCL's
+ * rows move them only, values and LSE in one message. A graph per device holds N_CALL of them, which is how a
+ * step meets them: the time of a call is a graph's over N_CALL, between two events of rank 0. All devices begin
+ * together, behind an exchange of nothing. Ranks beyond the devices share them ("shared" in the row's name): that shows
  * what the kernels cost, not what a link does, and NCCL sits it out.
  *
  * Bytes: what one rank sends. The ceiling is a copy of the driver between neighbours, all ranks at once. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -23,6 +25,7 @@
 enum {
     DIM = KVS_LATENT_DIM,
     QDIM = KVS_ROW_DIM,
+    TOPK = 2048,
     N_CALL = 64,
     N_REP = 15,
     TRASH = 128 << 20,
@@ -31,7 +34,7 @@ enum {
     TIMEOUT_MS = 10000
 };
 
-typedef enum moved { MOVED_Q, MOVED_PARTIAL, MOVED_BOTH, N_MOVED } moved;
+typedef enum moved { MOVED_Q, MOVED_PARTIAL, MOVED_BOTH, MOVED_SELECT, N_MOVED } moved;
 
 typedef struct exchange_bench {
     cuda_bench *b;
@@ -44,6 +47,9 @@ typedef struct exchange_bench {
     uint16_t *host_q[WIRE_MAX_RANK]; /* [n_row, heads / n, 576] */
     float *host_part[WIRE_MAX_RANK]; /* [n_row, heads, 512] */
     float *host_lse[WIRE_MAX_RANK];
+    exchange_args select[WIRE_MAX_RANK]; /* one row: ids, scores and counts of the rank's lists */
+    int32_t *host_cand[WIRE_MAX_RANK];
+    topk_merge_args cut[WIRE_MAX_RANK];
     void *send[WIRE_MAX_RANK], *recv[WIRE_MAX_RANK]; /* NCCL's messages */
     dev_graph graph[WIRE_MAX_RANK];
     double ceiling;
@@ -60,8 +66,17 @@ static int64_t part_bytes(const exchange_bench *s)
     return (int64_t)s->n_row * (s->heads / s->n) * (DIM + 1) * 4;
 }
 
+/* Words of a rank's lists. */
+static int64_t cand_words(const exchange_bench *s)
+{
+    return ((int64_t)s->n_row * (2 * TOPK + 1) + 3) / 4 * 4;
+}
+
 static double bytes_of(const exchange_bench *s, moved what)
 {
+    if (what == MOVED_SELECT) {
+        return (double)(s->n - 1) * (double)cand_words(s) * 4.0;
+    }
     const double q = what != MOVED_PARTIAL ? (double)q_bytes(s) : 0.0;
     const double part = what != MOVED_Q ? (double)part_bytes(s) : 0.0;
     return (s->n - 1) * (q + part);
@@ -134,12 +149,70 @@ static kvs_status make_part(exchange_bench *s, int32_t r, kvs_error *err)
     a->out_row = (int64_t)(s->heads / s->n) * DIM;
     TRY(gpu_alloc(&s->w, r, pairs / (size_t)s->n * 4, &p, err));
     a->lse = p;
-    const size_t message = (size_t)part_bytes(s) * (size_t)s->n;
+    const int64_t largest = part_bytes(s) > cand_words(s) * 4 ? part_bytes(s) : cand_words(s) * 4;
+    const size_t message = (size_t)largest * (size_t)s->n;
     TRY(gpu_alloc(&s->w, r, message, &s->send[r], err));
     TRY(gpu_alloc(&s->w, r, message, &s->recv[r], err));
     dev_cuda.fill(s->send[r], 0x11, message);
     TRY(gpu_alloc(&s->w, r, TRASH, &s->trash[r], err));
     return KVS_OK;
+}
+
+/* Lists of full length: every n-th position is the rank's, a random share of them is listed. */
+static kvs_status make_select(exchange_bench *s, int32_t r, kvs_error *err)
+{
+    const size_t bytes = (size_t)cand_words(s) * 4;
+    exchange_args *a = &s->select[r];
+    void *p = NULL;
+    s->host_cand[r] = mem_calloc(1, bytes);
+    if (s->host_cand[r] == NULL) {
+        return err_set(err, KVS_NOMEM, "no memory for the candidates of a case");
+    }
+    rng g = rng_init(s->b->cfg->seed, (uint64_t)(300 + r));
+    int32_t *id = s->host_cand[r];
+    int32_t *count = id + (int64_t)s->n_row * 2 * TOPK;
+    for (int32_t row = 0; row < s->n_row; row++) {
+        int32_t at = 0;
+        for (int32_t i = 0; i < TOPK; i++) {
+            at += 1 + (int32_t)(rng_next(&g) >> 59);
+            id[row * TOPK + i] = at * s->n + r;
+        }
+        count[row] = TOPK;
+    }
+    gen_f32(&g, (float *)(void *)(id + (int64_t)s->n_row * TOPK), (int64_t)s->n_row * TOPK, 1.0f);
+    a->w = p2p_wire(s->w.g, r);
+    a->op = EXCHANGE_SELECT;
+    a->n_row = 1;
+    a->n_part = 1;
+    a->part[0].bytes = (int32_t)bytes;
+    a->part[0].dst_rank = (int64_t)bytes;
+    TRY(gpu_alloc(&s->w, r, bytes, &p, err));
+    gpu_put(&s->w, r, p, s->host_cand[r], bytes);
+    a->part[0].src = p;
+    TRY(gpu_alloc(&s->w, r, bytes * (size_t)s->n, &a->part[0].dst, err));
+    TRY(gpu_alloc(&s->w, r, (size_t)s->n_row * 3 * 4, &p, err));
+    s->cut[r] = (topk_merge_args){.n_row = s->n_row, .n_list = s->n, .k = TOPK, .cand_stride = TOPK, .cut_score = p,
+                                  .cut_id = (int32_t *)p + s->n_row, .n_total = (int32_t *)p + 2 * s->n_row};
+    s->cut[r].scratch_bytes = s->b->kern.topk_merge_scratch(&s->cut[r], &s->w.queue[r]);
+    return gpu_alloc(&s->w, r, s->cut[r].scratch_bytes + 64, &s->cut[r].scratch, err);
+}
+
+/* The cut of rank r, from lists of all ranks. */
+static void merge_lists(exchange_bench *s, int32_t r, const void *lists, dev_queue *q)
+{
+    const float *score[WIRE_MAX_RANK];
+    const int32_t *id[WIRE_MAX_RANK];
+    const int32_t *count[WIRE_MAX_RANK];
+    for (int32_t p = 0; p < s->n; p++) {
+        id[p] = (const int32_t *)lists + p * cand_words(s);
+        score[p] = (const float *)(const void *)(id[p] + (int64_t)s->n_row * TOPK);
+        count[p] = id[p] + (int64_t)s->n_row * 2 * TOPK;
+    }
+    topk_merge_args a = s->cut[r];
+    a.cand_score = score;
+    a.cand_id = id;
+    a.cand_count = count;
+    s->b->kern.topk_merge(&a, q);
 }
 
 /* ---- timing ----------------------------------------------------------------------------------- */
@@ -218,8 +291,9 @@ static void free_graphs(exchange_bench *s)
 static void hand_over(exchange_bench *s, const char *variant, moved what, const bench_timing *t,
                       const char *wrong)
 {
-    static const char *const name[2][N_MOVED] = {{"q", "partials", "q+partials"},
-                                                 {"q/shared", "partials/shared", "q+partials/shared"}};
+    static const char *const name[2][N_MOVED] = {
+        {"q", "partials", "q+partials", "candidates"},
+        {"q/shared", "partials/shared", "q+partials/shared", "candidates/shared"}};
     const double byte = bytes_of(s, what);
     const kvs_bench_row row = {
         .name = name[s->n > s->b->info.n_device][what],
@@ -231,6 +305,7 @@ static void hand_over(exchange_bench *s, const char *variant, moved what, const 
         .q = s->p->q,
         .heads = s->heads,
         .dcp = s->n,
+        .topk = what == MOVED_SELECT ? TOPK : 0,
         .n_rep = t->n,
         .median_us = t->median_us,
         .min_us = t->min_us,
@@ -256,12 +331,20 @@ typedef struct recording {
 static void enqueue_p2p(gpu_world *w, int32_t lead, void *ctx)
 {
     const recording *k = ctx;
+    int32_t led[WIRE_MAX_RANK];
+    const int32_t n_led = k->what == MOVED_SELECT ? gpu_ranks_led_by(w, lead, led) : 0;
     for (int i = 0; i < N_CALL; i++) {
-        if (k->what != MOVED_PARTIAL) {
+        if (k->what == MOVED_Q || k->what == MOVED_BOTH) {
             gpu_exchange_led_by(w, k->s->q, lead);
         }
-        if (k->what != MOVED_Q) {
+        if (k->what == MOVED_PARTIAL || k->what == MOVED_BOTH) {
             gpu_merge_led_by(w, k->s->part, lead);
+        }
+        if (k->what == MOVED_SELECT) {
+            gpu_exchange_led_by(w, k->s->select, lead);
+        }
+        for (int32_t r = 0; r < n_led; r++) {
+            merge_lists(k->s, led[r], k->s->select[led[r]].part[0].dst, &w->queue[lead]);
         }
     }
 }
@@ -324,6 +407,53 @@ static kvs_status check_part(exchange_bench *s, char *wrong, size_t cap, kvs_err
     return KVS_OK;
 }
 
+typedef struct candidate {
+    float score;
+    int32_t id;
+} candidate;
+
+static int better_first(const void *x, const void *y)
+{
+    const candidate *a = x;
+    const candidate *b = y;
+    return a->score != b->score ? (a->score < b->score ? 1 : -1) : a->id > b->id ? 1 : -1;
+}
+
+/* The cut of the last row, on every rank, against a sort. */
+static kvs_status check_select(exchange_bench *s, char *wrong, size_t cap, kvs_error *err)
+{
+    candidate *all = mem_alloc((size_t)s->n * TOPK * sizeof *all, 0);
+    if (all == NULL) {
+        return err_set(err, KVS_NOMEM, "no memory to check a selection");
+    }
+    for (int32_t i = 0; i < s->n * TOPK; i++) {
+        const int32_t *id = s->host_cand[i / TOPK] + (int64_t)(s->n_row - 1) * TOPK + i % TOPK;
+        all[i].id = *id;
+        memcpy(&all[i].score, id + (int64_t)s->n_row * TOPK, sizeof all[i].score);
+    }
+    qsort(all, (size_t)s->n * TOPK, sizeof *all, better_first);
+    for (int32_t r = 0; r < s->n && wrong[0] == '\0'; r++) {
+        candidate got;
+        gpu_get(&s->w, r, &got.score, s->cut[r].cut_score + s->n_row - 1, sizeof got.score);
+        gpu_get(&s->w, r, &got.id, s->cut[r].cut_id + s->n_row - 1, sizeof got.id);
+        if (got.score != all[TOPK - 1].score || got.id != all[TOPK - 1].id) {
+            snprintf(wrong, cap, "rank %d: the cut is (%g, %d), want (%g, %d)", (int)r, (double)got.score, (int)got.id,
+                     (double)all[TOPK - 1].score, (int)all[TOPK - 1].id);
+        }
+    }
+    mem_free(all);
+    return KVS_OK;
+}
+
+static kvs_status check_moved(exchange_bench *s, moved what, char *wrong, size_t cap, kvs_error *err)
+{
+    if (what == MOVED_SELECT) {
+        return check_select(s, wrong, cap, err);
+    }
+    TRY(what != MOVED_PARTIAL ? check_q(s, wrong, cap, err) : KVS_OK);
+    return what != MOVED_Q ? check_part(s, wrong, cap, err) : KVS_OK;
+}
+
 static kvs_status bench_p2p(exchange_bench *s, kvs_error *err)
 {
     for (int i = 0; i < N_MOVED; i++) {
@@ -334,8 +464,7 @@ static kvs_status bench_p2p(exchange_bench *s, kvs_error *err)
         st = st == KVS_OK ? time_graphs(s, &t, err) : st;
         free_graphs(s);
         TRY(st);
-        TRY(i != MOVED_PARTIAL ? check_q(s, wrong, sizeof wrong, err) : KVS_OK);
-        TRY(i != MOVED_Q ? check_part(s, wrong, sizeof wrong, err) : KVS_OK);
+        TRY(check_moved(s, (moved)i, wrong, sizeof wrong, err));
         hand_over(s, "p2p", (moved)i, &t, wrong);
     }
     return KVS_OK;
@@ -357,6 +486,11 @@ static kvs_status enqueue_nccl(nccl_part *k, kvs_error *err)
 {
     exchange_bench *s = k->s;
     dev_queue *q = &s->w.queue[k->rank];
+    if (k->what == MOVED_SELECT) {
+        TRY(nccl_all_gather(k->c, s->select[k->rank].part[0].src, s->recv[k->rank], (size_t)cand_words(s) * 4, q, err));
+        merge_lists(s, k->rank, s->recv[k->rank], q);
+        return KVS_OK;
+    }
     if (k->what != MOVED_PARTIAL) {
         TRY(nccl_all_gather(k->c, s->q[k->rank].part[0].src, s->recv[k->rank], (size_t)q_bytes(s), q, err));
     }
@@ -460,6 +594,7 @@ static kvs_status run_open(exchange_bench *s, kvs_error *err)
     for (int32_t r = 0; r < s->n; r++) {
         TRY(make_q(s, r, err));
         TRY(make_part(s, r, err));
+        TRY(make_select(s, r, err));
     }
     TRY(measure_ceiling(s, err));
     TRY(bench_p2p(s, err));
@@ -481,13 +616,15 @@ kvs_status cuda_run_exchange(cuda_bench *b, const cuda_point *p, kvs_error *err)
     s->n = p->dcp;
     s->n_row = p->batch * p->q;
     s->heads = p->heads;
-    const int64_t largest = q_bytes(s) > part_bytes(s) ? q_bytes(s) : part_bytes(s);
+    int64_t largest = q_bytes(s) > part_bytes(s) ? q_bytes(s) : part_bytes(s);
+    largest = largest > cand_words(s) * 4 ? largest : cand_words(s) * 4;
     kvs_status st = gpu_open(&s->w, s->n, b->info.n_device, true, largest, TIMEOUT_MS, err);
     st = st == KVS_OK ? run_open(s, err) : st;
     for (int32_t r = 0; r < WIRE_MAX_RANK; r++) {
         mem_free(s->host_q[r]);
         mem_free(s->host_part[r]);
         mem_free(s->host_lse[r]);
+        mem_free(s->host_cand[r]);
     }
     if (st != KVS_DEVICE && s->w.g != NULL) {
         gpu_close(&s->w);

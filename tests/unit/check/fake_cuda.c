@@ -574,6 +574,69 @@ static void apply_mha(kern_table *t)
     t->mha_scratch = ref()->mha_scratch;
 }
 
+/* The lists are an array of whoever calls: kept with the call. */
+typedef struct topk_merge_copy {
+    topk_merge_args a;
+    const float *score[8];
+    const int32_t *id[8];
+    const int32_t *count[8];
+} topk_merge_copy;
+
+static void topk_merge_fake(const topk_merge_args *a, dev_queue *q);
+
+static void topk_merge_call(const void *args, dev_queue *q)
+{
+    topk_merge_copy c = *(const topk_merge_copy *)args;
+    c.a.cand_score = c.score;
+    c.a.cand_id = c.id;
+    c.a.cand_count = c.count;
+    topk_merge_fake(&c.a, q);
+}
+
+static void topk_merge_fake(const topk_merge_args *a, dev_queue *q)
+{
+    topk_merge_copy c;
+    memset(&c, 0, sizeof c);
+    c.a = *a;
+    memcpy(c.score, a->cand_score, (size_t)a->n_list * sizeof *c.score);
+    memcpy(c.id, a->cand_id, (size_t)a->n_list * sizeof *c.id);
+    memcpy(c.count, a->cand_count, (size_t)a->n_list * sizeof *c.count);
+    if (recorded(topk_merge_call, &c, sizeof c)) {
+        return;
+    }
+    ref()->topk_merge(a, q);
+    if (fake.cut && a->n_row > 0) {
+        a->cut_score[a->n_row - 1] += 1.0f;
+    }
+}
+
+static void localise_fake(const localise_args *a, dev_queue *q);
+
+static void localise_call(const void *args, dev_queue *q)
+{
+    localise_fake(args, q);
+}
+
+static void localise_fake(const localise_args *a, dev_queue *q)
+{
+    if (recorded(localise_call, a, sizeof *a)) {
+        return;
+    }
+    ref()->localise(a, q);
+}
+
+static void apply_topk_merge(kern_table *t)
+{
+    t->topk_merge = topk_merge_fake;
+    t->topk_merge_scratch = ref()->topk_merge_scratch;
+}
+
+static void apply_localise(kern_table *t)
+{
+    t->localise = localise_fake;
+    t->localise_scratch = ref()->localise_scratch;
+}
+
 static void apply_attn(kern_table *t)
 {
     t->attn = attn_fake;
@@ -634,6 +697,8 @@ static const kern_variant g_variants[] = {
     {KERN_OP_index_select, "sm90", 0, apply_index_select, KERN_CUDA, 0, NULL, 0, 0},
     {KERN_OP_topk, "sm90", 0, apply_topk, KERN_CUDA, 0, NULL, 0, 0},
     {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, NULL, 63, 0.34f},
+    {KERN_OP_topk_merge, "sm90", 0, apply_topk_merge, KERN_CUDA, 0, NULL, 0, 0},
+    {KERN_OP_localise, "sm90", 0, apply_localise, KERN_CUDA, 0, NULL, 0, 0},
 };
 
 const kern_variant *cuda_variants(int32_t *n)
