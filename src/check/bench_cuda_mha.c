@@ -20,10 +20,10 @@ enum { NOPE = 128, ROPE = KVS_ROPE_DIM, VDIM = 128, Q_DIM = NOPE + ROPE, KV_DIM 
 enum { N_KV = 1048583, N_TYPED = 524309 };
 
 typedef struct mha_bench {
-    mha_args a;             /* pointers of the device */
-    float *kv;              /* [N_KV], ...            */
-    uint16_t *q, *rope;     /* [N_TYPED] on the host  */
-    int32_t *len;           /* [n_row]                */
+    mha_args a;         /* pointers of the device */
+    float *kv;          /* [N_KV], ...            */
+    uint16_t *q, *rope; /* [N_TYPED] on the host  */
+    int32_t *len;       /* [n_row]                */
 } mha_bench;
 
 static void launch(cuda_case *c, int32_t set)
@@ -82,8 +82,8 @@ static kvs_status make_inputs(cuda_case *c, mha_bench *s, kvs_error *err)
     TRY(put_tiled(c, (size_t)a->n_key * (size_t)a->n_head * KV_DIM * sizeof *s->kv, s->kv,
                   N_KV * sizeof *s->kv, &p, err));
     a->kv = p;
-    TRY(put_tiled(c, (size_t)a->n_key * ROPE * sizeof *s->rope, s->rope, N_TYPED * sizeof *s->rope, &p,
-                  err));
+    TRY(put_tiled(c, (size_t)a->n_key * ROPE * sizeof *s->rope, s->rope, N_TYPED * sizeof *s->rope,
+                  &p, err));
     a->rope = p;
     const size_t len_bytes = (size_t)a->n_row * sizeof *s->len;
     TRY(put_tiled(c, len_bytes, s->len, len_bytes, &p, err));
@@ -234,7 +234,8 @@ kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err)
     c->check = check;
     c->kv = kv_fmt_name(c->p.kv);
     c->n_set = 1;
-    snprintf(c->label, sizeof c->label, "%d of %d h%d", (int)c->p.q, (int)c->p.len, (int)c->p.heads);
+    snprintf(c->label, sizeof c->label, "%d of %d h%d", (int)c->p.q, (int)c->p.len,
+             (int)c->p.heads);
     s->a = (mha_args){.n_row = c->p.q,
                       .n_head = c->p.heads,
                       .nope = NOPE,

@@ -12,7 +12,14 @@
 
 #include "check/case_mha.h"
 
-enum { NOPE = 128, ROPE = KVS_ROPE_DIM, VDIM = 128, Q_DIM = NOPE + ROPE, KV_DIM = NOPE + VDIM, N_PAIR = 6 };
+enum {
+    NOPE = 128,
+    ROPE = KVS_ROPE_DIM,
+    VDIM = 128,
+    Q_DIM = NOPE + ROPE,
+    KV_DIM = NOPE + VDIM,
+    N_PAIR = 6
+};
 
 typedef struct mha_state {
     mha_args a;
@@ -57,7 +64,8 @@ static kvs_status check_mha(bench_case *c, check_result *r, kvs_error *err)
 }
 
 /* n elements of a type, of the case. */
-static kvs_status make_typed(bench_case *c, int32_t type, int64_t n, float sigma, void **out, kvs_error *err)
+static kvs_status make_typed(bench_case *c, int32_t type, int64_t n, float sigma, void **out,
+                             kvs_error *err)
 {
     TRY(bench_alloc(c, (size_t)n * (type == KVS_DTYPE_F32 ? 4 : 2), out, err));
     gen_any(&c->r, *out, type, 0, n, sigma);
@@ -104,7 +112,8 @@ static kvs_status make_rest(bench_case *c, mha_state *s, kvs_error *err)
     s->work = p;
     TRY(bench_alloc(c, sizeof(orc_mha), &p, err));
     s->o = p;
-    TRY(bench_scratch(c, c->run->kern.mha_scratch(a, &c->run->queue), &a->scratch, &a->scratch_bytes, err));
+    TRY(bench_scratch(c, c->run->kern.mha_scratch(a, &c->run->queue), &a->scratch,
+                      &a->scratch_bytes, err));
     const double elem = a->type == KVS_DTYPE_F32 ? 4.0 : 2.0;
     c->flop = 2.0 * (Q_DIM + VDIM) * a->n_head * n_key;
     c->byte = (double)c->set_bytes + elem * ROPE * a->n_key +
@@ -155,10 +164,11 @@ static const int64_t k_types[] = {KVS_KV_BF16, KVS_KV_F32};
 
 const bench_op bench_mha_op = {
     .pub = {.name = "mha",
-            .about = "the last q positions of a context of len in the multi-head form of attention, keys and values "
+            .about = "the last q positions of a context of len in the multi-head form of "
+                     "attention, keys and values "
                      "of the type kv (bf16, f32). Own grid: 16 heads, 256 of 2048 positions",
-            .axes = KVS_BENCH_Q | KVS_BENCH_HEADS | KVS_BENCH_LEN | KVS_BENCH_KV | KVS_BENCH_KERNELS |
-                    KVS_BENCH_POOL | KVS_BENCH_THREADS},
+            .axes = KVS_BENCH_Q | KVS_BENCH_HEADS | KVS_BENCH_LEN | KVS_BENCH_KV |
+                    KVS_BENCH_KERNELS | KVS_BENCH_POOL | KVS_BENCH_THREADS},
     .op = KERN_OP_mha,
     .def = {.batch = 1, .q = 256, .heads = 16, .len = 2048, .dcp = 1, .kv = KVS_KV_BF16},
     .kv = {k_types, 2},

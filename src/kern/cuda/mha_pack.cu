@@ -61,9 +61,9 @@ static __device__ __forceinline__ bool key_pack(const mha_params &p, int head, i
     if (*bad && values)
         v[0] = v[1] = v[2] = v[3] = 0;
     const int r = key % MHA_STEP;
-    const uint32_t at = values
-                            ? MHA_HEAD_BYTES + r / 64 * 16384 + c / 8 * 8192 + mha_piece(r % 64, c % 8)
-                            : c / 8 * 16384 + mha_piece(r, c % 8);
+    const uint32_t at =
+        values ? MHA_HEAD_BYTES + r / 64 * 16384 + c / 8 * 8192 + mha_piece(r % 64, c % 8)
+               : c / 8 * 16384 + mha_piece(r, c % 8);
     uint8_t *tile = p.tiles + ((int64_t)head * p.n_tile + key / MHA_STEP) * 2 * MHA_HEAD_BYTES;
     *(uint4 *)(tile + at) = make_uint4(v[0], v[1], v[2], v[3]);
     return __any_sync(~0u, wild);

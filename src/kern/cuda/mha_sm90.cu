@@ -29,12 +29,12 @@ enum {
     GROUP = 128,
     CONSUMERS = 2 * GROUP,
     THREADS = CONSUMERS + 128,
-    REGS_COPIER = 40,
-    REGS_CONSUMER = 232,
+    REGS_COPIER = 24,
+    REGS_CONSUMER = 240,
     RING = 2,
     KEY_BYTES = MHA_HEAD_BYTES + MHA_ROPE_BYTES, /* of a tile: 3 columns of 128 rows   */
     KEY_COL = 16384,
-    Q_COL = 8192,                                /* of a group: 3 columns of 64 rows   */
+    Q_COL = 8192, /* of a group: 3 columns of 64 rows   */
     Q_BYTES = 3 * Q_COL,
     AT_K = 0,
     AT_V = AT_K + RING * KEY_BYTES,
@@ -68,7 +68,7 @@ static __device__ __forceinline__ int row_len(const mha_params &p, int row)
 template <int PAIR>
 static __device__ __forceinline__ unit unit_of(const mha_params &p, int64_t i, int lane)
 {
-    const int n = (p.n_row + PAIR * MHA_ROWS - 1) / (PAIR * MHA_ROWS);
+    const int n = (p.n_row - 1) / (PAIR * MHA_ROWS) + 1;
     unit u;
     u.head = (int)(i / n);
     u.row0 = (n - 1 - (int)(i % n)) * PAIR * MHA_ROWS;
@@ -109,7 +109,8 @@ static __device__ void tiles_copy(const mha_params &p, uint32_t smem, uint32_t r
 {
     const int lane = threadIdx.x % 32;
     uint32_t n = 0;
-    FOR_UNITS (i) {
+    FOR_UNITS(i)
+    {
         const unit u = unit_of<PAIR>(p, i, lane);
         if (lane != 0)
             continue;
@@ -152,6 +153,7 @@ struct consumer {
     uint32_t w[32];        /* weights as fragments           */
     two ref, l, lse;       /* l: of this thread's columns    */
     int wild;              /* MHA_WILD with queries, or a scale, out of the usual */
+    bool look;             /* a block of the unit is wild: each has to be asked   */
 };
 
 /* The group's queries to shared memory; MHA_WILD where one of them is. */
@@ -315,7 +317,7 @@ static __device__ __forceinline__ float row_fold(bool bad, float l, float ref, f
 
 /* O of a block that may have to be dropped is complete: who loses it gets back what was before. */
 static __device__ __forceinline__ void rows_restore(const mha_params &p, consumer &c, bool bad_x,
-                                                 bool bad_y)
+                                                    bool bad_y)
 {
     if (bad_x)
         row_fetch(p, c, 0, c.lse.x);
@@ -381,8 +383,8 @@ static __device__ __forceinline__ void scores_issue(float (&s)[64], uint64_t q, 
     for (int c = 0; c < 3; c++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            wgmma_ss128(s, further(q, c * (Q_COL / 16) + 2 * j), further(k, c * (KEY_COL / 16) + 2 * j),
-                        c + j > 0);
+            wgmma_ss128(s, further(q, c * (Q_COL / 16) + 2 * j),
+                        further(k, c * (KEY_COL / 16) + 2 * j), c + j > 0);
 }
 
 static __device__ __forceinline__ void values_issue(float (&o)[64], const uint32_t (&w)[32],
@@ -396,7 +398,8 @@ static __device__ __forceinline__ void values_issue(float (&o)[64], const uint32
 /* Base-2 exponents of scores under a reference. f s - ref in one rounding is exact about a reference that is itself
  * rounded, but where 2^-24 of it is no small number: then the product is rounded first, so that the largest is 0. Only
  * wild blocks get there. */
-static __device__ __forceinline__ void exponents(float (&s)[64], float f, float rx, float ry, int flag)
+static __device__ __forceinline__ void exponents(float (&s)[64], float f, float rx, float ry,
+                                                 int flag)
 {
     float fx = f, fy = f;
     if (flag & MHA_WILD) {
@@ -415,8 +418,8 @@ static __device__ __forceinline__ void exponents(float (&s)[64], float f, float 
 
 /* Scores of a tile, of whose keys the thread's rows attend nx and ny, to weights in their place. Returns what the sums
  * so far are to be multiplied by. */
-static __device__ __forceinline__ two weights(consumer &c, float (&s)[64], float f, bool whole, int nx,
-                                              int ny, int flag)
+static __device__ __forceinline__ two weights(consumer &c, float (&s)[64], float f, bool whole,
+                                              int nx, int ny, int flag)
 {
     if (!whole) {
 #pragma unroll
@@ -491,24 +494,25 @@ static __device__ __forceinline__ void free_arrive(const consumer &c, uint32_t b
 #define PARITY(n) ((n) / RING & 1)
 #define PLACE(n)  ((n) % RING)
 
-/* Flags of a block, in two parts so that nothing waits for them before they are used. */
-struct flags {
-    int head, rope;
-};
-
-static __device__ __forceinline__ flags flags_load(const mha_params &p, int head, int block)
+static __device__ __forceinline__ int flags_read(const mha_params &p, int head, int block)
 {
-    flags f = {MHA_BLOCK, 0};
-    if (block < p.n_block) {
-        f.head = p.flags[(int64_t)head * p.n_block + block];
-        f.rope = p.flags[(int64_t)p.n_head * p.n_block + block];
-    }
-    return f;
+    return p.flags[(int64_t)head * p.n_block + block] |
+           (p.flags[(int64_t)p.n_head * p.n_block + block] & MHA_WILD);
 }
 
-static __device__ __forceinline__ int flag_of(const consumer &c, flags f)
+/* By a warp: whether one of a head's first n blocks is wild. */
+static __device__ __forceinline__ bool flags_any(const mha_params &p, int head, int n, int lane)
 {
-    return f.head | (f.rope & MHA_WILD) | c.wild;
+    int f = 0;
+    for (int b = lane; b < n; b += 32)
+        f |= flags_read(p, head, b);
+    return __any_sync(~0u, (f & MHA_WILD) != 0);
+}
+
+/* The flag of a block of the unit. */
+static __device__ __forceinline__ int flag_of(const mha_params &p, const consumer &c, int block)
+{
+    return (c.look ? flags_read(p, c.head, block) : MHA_BLOCK) | c.wild;
 }
 
 /* Tiles n, n + 1, ... of this block of threads are the unit's. */
@@ -518,7 +522,7 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
 {
     float s[64];
     const uint64_t q = wgmma_tile(c.smem + AT_Q + c.group * Q_BYTES);
-    flags next = flags_load(p, c.head, 0);
+    int flag = flag_of(p, c, 0);
     mbar_wait(c.smem + AT_K_FULL + 8 * PLACE(n), PARITY(n));
     wgmma_fence();
     scores_issue(s, q, wgmma_tile(c.smem + AT_K + PLACE(n) * KEY_BYTES));
@@ -526,8 +530,6 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
     wgmma_wait<0>();
     regs_pin(s);
     free_arrive<PAIR>(c, AT_K_FREE + 8 * PLACE(n));
-    int flag = flag_of(c, next);
-    next = flags_load(p, c.head, 1);
     two alpha = weights(c, s, p.scale_log2, c.least >= MHA_STEP, c.nx, c.ny, flag);
     scale(c.o, alpha);
     weights_pack(c.w, s);
@@ -544,22 +546,22 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
         wgmma_fence();
         values_issue(c.o, c.w, v);
         wgmma_commit();
+        const bool begins = t % MHA_BLOCK_TILES == 0;
+        two inv = {1.0f, 1.0f};
+        if (begins) {
+            inv = block_end(p, c, key0 - MHA_BLOCK, flag);
+            flag = flag_of(p, c, t / MHA_BLOCK_TILES);
+        }
         wgmma_wait<1>();
         regs_pin(s);
         free_arrive<PAIR>(c, AT_K_FREE + 8 * k_at);
-        const bool begins = t % MHA_BLOCK_TILES == 0;
-        two inv = {1.0f, 1.0f};
-        if (begins)
-            inv = block_end(p, c, key0 - MHA_BLOCK, flag);
-        const int now = begins ? flag_of(c, next) : flag;
-        alpha = weights(c, s, p.scale_log2, c.least >= key0 + MHA_STEP, c.nx - key0, c.ny - key0, now);
+        alpha =
+            weights(c, s, p.scale_log2, c.least >= key0 + MHA_STEP, c.nx - key0, c.ny - key0, flag);
         wgmma_wait<0>();
         regs_pin(c.o);
         free_arrive<PAIR>(c, AT_V_FREE + 8 * v_at);
         if (begins) {
             scale(c.o, inv);
-            flag = now;
-            next = flags_load(p, c.head, t / MHA_BLOCK_TILES + 1);
             if (flag & MHA_WILD)
                 rows_keep(p, c);
         }
@@ -574,13 +576,13 @@ static __device__ __forceinline__ void unit_attend(const mha_params &p, consumer
     wgmma_wait<0>();
     regs_pin(c.o);
     free_arrive<PAIR>(c, AT_V_FREE + 8 * PLACE(n));
-    const two inv =
-        block_end(p, c, (n_tile - 1) / MHA_BLOCK_TILES * MHA_BLOCK, flag);
+    const two inv = block_end(p, c, (n_tile - 1) / MHA_BLOCK_TILES * MHA_BLOCK, flag);
     scale(c.o, inv);
 }
 
 template <int PAIR>
-static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_t smem, uint32_t rank)
+static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_t smem,
+                                                    uint32_t rank)
 {
     consumer c;
     c.smem = smem;
@@ -588,7 +590,8 @@ static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_
     c.warp = threadIdx.x % GROUP / 32;
     c.lane = threadIdx.x % 32;
     uint32_t n = 0;
-    FOR_UNITS (i) {
+    FOR_UNITS(i)
+    {
         const unit u = unit_of<PAIR>(p, i, c.lane);
         const int row0 = u.row0 + (int)rank * MHA_ROWS + 64 * c.group;
         c.head = u.head;
@@ -604,6 +607,7 @@ static __device__ __forceinline__ void units_attend(const mha_params &p, uint32_
         if (u.n_tile > 0) {
             bar_sync(BAR_GROUP + c.group, GROUP); /* the queries before have been read by all */
             c.wild = queries_load(p, c, row0);
+            c.look = flags_any(p, c.head, (u.n_tile - 1) / MHA_BLOCK_TILES + 1, c.lane);
             unit_attend<PAIR>(p, c, u.n_tile, n);
         }
         state_store(p, c);
@@ -700,8 +704,8 @@ static mha_params params_of(const mha_args *a)
     p.q = (const uint16_t *)a->q;
     p.q_stride_row = a->q_stride_row;
     p.q_stride_head = a->q_stride_head;
-    p.q_wide = a->nope == MHA_DIM && cuda_aligned16(a->q) &&
-               (a->q_stride_row | a->q_stride_head) % 8 == 0;
+    p.q_wide =
+        a->nope == MHA_DIM && cuda_aligned16(a->q) && (a->q_stride_row | a->q_stride_head) % 8 == 0;
     p.scale_log2 = a->softmax_scale * LOG2E;
     p.kv = a->kv;
     p.kv_stride_key = a->kv_stride_key;
@@ -713,7 +717,8 @@ static mha_params params_of(const mha_args *a)
     p.out = a->out;
     p.out_stride_row = a->out_stride_row;
     p.out_stride_head = a->out_stride_head;
-    p.out_wide = (uintptr_t)a->out % 8 == 0 && (a->out_stride_row | a->out_stride_head | a->v_dim) % 2 == 0;
+    p.out_wide =
+        (uintptr_t)a->out % 8 == 0 && (a->out_stride_row | a->out_stride_head | a->v_dim) % 2 == 0;
     p.lse = a->lse;
     p.n_nan = (unsigned long long *)a->n_nan;
     p.tiles = base;

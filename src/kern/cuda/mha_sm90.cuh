@@ -18,9 +18,9 @@
 #include "kern/mha.h"
 
 enum {
-    MHA_STEP = 128,                       /* keys of a tile                                       */
-    MHA_ROWS = 128,                       /* query rows of a unit, 64 of each group of consumers  */
-    MHA_DIM = 128,                        /* nope and v_dim, filled up                            */
+    MHA_STEP = 128, /* keys of a tile                                       */
+    MHA_ROWS = 128, /* query rows of a unit, 64 of each group of consumers  */
+    MHA_DIM = 128,  /* nope and v_dim, filled up                            */
     MHA_ROPE = 64,
     MHA_BLOCK_TILES = MHA_BLOCK / MHA_STEP,
     MHA_HEAD_BYTES = MHA_STEP * MHA_DIM * 2, /* of a tile's keys without rope, and of its values  */
