@@ -101,6 +101,7 @@ static const char *bench_of(const char *op)
     static const char *const known[][2] = {
         {"attn", "attn"},   {"index_score", "index"}, {"topk", "topk"},
         {"merge", "merge"}, {"kv_write", "write"},    {"index_write", "write"},
+        {"mha", "mha"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(op, known[i][0]) == 0) {
@@ -124,14 +125,19 @@ static kvs_status time_op(check *c, const kvs_bench_op *op, const char *level, k
 {
     static const int64_t batch = 1;
     static const int64_t len = 8192;
+    static const int64_t rows = 32;
     kvs_bench_config b = kvs_bench_config_default();
     b.op = op->name;
     b.cpu = level;
     b.one = 1;
     b.reps = 3;
     b.pool_bytes = INT64_C(256) << 20;
-    if ((op->axes & KVS_BENCH_LEN) != 0) {
+    if ((op->axes & (KVS_BENCH_LEN | KVS_BENCH_BATCH)) == (KVS_BENCH_LEN | KVS_BENCH_BATCH)) {
         b.batch = (kvs_bench_axis){&batch, 1};
+        b.len = (kvs_bench_axis){&len, 1};
+    } else if ((op->axes & KVS_BENCH_LEN) != 0) { /* rows of one context, every head with keys of its own */
+        b.q = (kvs_bench_axis){&rows, 1};
+        b.heads = (kvs_bench_axis){&batch, 1};
         b.len = (kvs_bench_axis){&len, 1};
     }
     b.seed = (uint64_t)kvs_options_int(c->o, "seed", 0);

@@ -188,6 +188,9 @@ static void a_bench_without_memory_gives_no_row(void **state)
         if (strcmp(op->name, "write") == 0) {
             c.kv = (kvs_bench_axis){&kv, 1};
         }
+        if (strcmp(op->name, "mha") == 0) {
+            c.q = (kvs_bench_axis){&two, 1};
+        }
         c.threads = (kvs_bench_axis){&two, (op->axes & KVS_BENCH_THREADS) != 0};
         if ((op->axes & KVS_BENCH_POOL) != 0) {
             assert_true(fail_each(op->name, call_bench, &c) >= 3);
