@@ -117,7 +117,7 @@ static void attn_longest(check_case *k, int32_t index)
 /* Ids out of range, repeated ids, rows and lanes of nothing but -1, lanes without entries. */
 static void attn_list_edges(check_case *k, int32_t index)
 {
-    const attn_shape s = {7, 1 << (index % 4), 1, 1, 6, {0}, 150, 20};
+    const attn_shape s = {index / 4 % 2 != 0 ? 70 : 7, 1 << (index % 4), 1, 1, 6, {0}, 150, 20};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         int32_t *list = (int32_t *)a->slots + row * a->slots_stride;
@@ -159,7 +159,7 @@ static void aim(const attn_args *a, const orc_keys *keys, int64_t row, int64_t h
 static void attn_huge(check_case *k, int32_t index)
 {
     static const float factors[] = {3e2f, 1e4f, -1e4f, 1e15f, 1e30f, -1e30f};
-    const attn_shape s = {8, 1 << (index % 4), 1, 1, 2, {0}, 180, 10};
+    const attn_shape s = {index / 12 % 2 != 0 ? 66 : 8, 1 << (index % 4), 1, 1, 2, {0}, 180, 10};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     attn_fill(k);
     orc_keys keys = {0};
@@ -238,7 +238,8 @@ static void attn_nan(check_case *k, int32_t index)
 /* The same for kernels that cut a row as they like: a NaN key in the first row, a NaN query in the second. */
 static void attn_nan_any(check_case *k, int32_t index)
 {
-    const attn_shape s = {6, 1 << (index % 4), 1, 1, 4, {0}, index % 2 != 0 ? 700 : 90, 10};
+    const attn_shape s = {
+        index / 8 % 2 != 0 ? 72 : 6, 1 << (index % 4), 1, 1, 4, {0}, index % 2 != 0 ? 700 : 90, 10};
     attn_args *a = attn_new(k, &s, g_fmt[(index + index / 4) % 4]);
     attn_fill(k);
     if (!k->failed) {
@@ -256,7 +257,7 @@ static void attn_nan_any(check_case *k, int32_t index)
 /* Infinities among keys and values: what comes out is finite or nothing. */
 static void attn_inf(check_case *k, int32_t index)
 {
-    const attn_shape s = {8, 1 << (index % 4), 1, 1, 3, {0}, 150, 10};
+    const attn_shape s = {index / 4 % 2 != 0 ? 65 : 8, 1 << (index % 4), 1, 1, 3, {0}, 150, 10};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     attn_fill(k);
     for (int32_t row = 0; row < a->n_row && !k->failed; row++) {
@@ -326,7 +327,7 @@ static void attn_minus_inf(check_case *k, int32_t index)
     /* fp8 has no infinity */
     static const int32_t fmt[] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32};
     const int32_t n_lane = 1 << (index % 4);
-    const attn_shape s = {6, n_lane, 1, 1, 2, {0}, 160 * n_lane, 10};
+    const attn_shape s = {index / 3 % 2 != 0 ? 68 : 6, n_lane, 1, 1, 2, {0}, 160 * n_lane, 10};
     attn_args *a = attn_new(k, &s, fmt[(index + index / 3) % 3]);
     attn_fill(k);
     const int32_t *entry = a->slots;
@@ -375,12 +376,12 @@ static const check_class g_classes[] = {
     {"longest", NULL, 4, 0, 0, attn_longest, NULL, attn_compare},
     {"huge logits", NULL, 24, 8, 0, attn_huge, NULL, attn_compare},
     {"flat logits", NULL, 8, 4, 0, attn_flat, NULL, attn_compare},
-    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6, CLASS_ORDER,
-     attn_nan, NULL, attn_compare},
-    {"nan, any order", "a NaN is counted and touches no other row or head", 16, 4, 0, attn_nan_any, NULL,
-     attn_compare},
-    {"scales", "a tile's scale is any from 2^-13 to 2^7, a power of two or not", 16, 4, 0, attn_scales, NULL,
-     attn_compare},
+    {"nan", "a NaN drops its segment and is counted; no NaN crosses an interface", 12, 6,
+     CLASS_ORDER, attn_nan, NULL, attn_compare},
+    {"nan, any order", "a NaN is counted and touches no other row or head", 16, 4, 0, attn_nan_any,
+     NULL, attn_compare},
+    {"scales", "a tile's scale is any from 2^-13 to 2^7, a power of two or not", 16, 4, 0,
+     attn_scales, NULL, attn_compare},
     {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, attn_inf, NULL,
      attn_compare},
     {"-inf scores", "a segment all of whose scores are -inf is the identity, and is not counted", 9,
@@ -389,10 +390,10 @@ static const check_class g_classes[] = {
      CLASS_ORDER, attn_alone, attn_alone_run, attn_compare},
     {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12,
      4, CLASS_ORDER | CLASS_STEPS, attn_tree, attn_tree_run, attn_compare},
-    {"fold", "segments of 2048 attended keys fold in order", 8, 2, CLASS_ORDER | CLASS_STEPS, attn_fold,
-     attn_fold_run, attn_compare},
-    {"bf16 out", "out as bf16 is the f32 result rounded once", 24, 6, CLASS_DEVICE, attn_bf16, attn_bf16_run,
-     attn_compare},
+    {"fold", "segments of 2048 attended keys fold in order", 8, 2, CLASS_ORDER | CLASS_STEPS,
+     attn_fold, attn_fold_run, attn_compare},
+    {"bf16 out", "out as bf16 is the f32 result rounded once", 24, 6, CLASS_DEVICE, attn_bf16,
+     attn_bf16_run, attn_compare},
     {"many rows", NULL, 2, 0, CLASS_DEVICE, attn_many_rows, NULL, attn_compare},
     {"far slots", NULL, 6, 2, CLASS_DEVICE, attn_far_slots, NULL, attn_compare},
 };

@@ -39,6 +39,7 @@ check_variant check_variant_of(const kern_variant *v)
         .place = v->place,
         .dot_u = (double)v->dot_u,
         .key_u = (double)v->key_u,
+        .step = (double)v->step,
         .free_order = (v->flags & KERN_FREE_ORDER) != 0,
     };
     return cv;

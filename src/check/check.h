@@ -104,7 +104,7 @@ typedef struct check_variant {
     double u_p;   /* relative error of the one rounded product operand: 2^-8 for bf16, or 0 */
     int32_t bf16; /* products may flush denormals */
     kern_place place;
-    double dot_u, key_u; /* see kern_variant */
+    double dot_u, key_u, step; /* see kern_variant */
     int32_t free_order;  /* KERN_FREE_ORDER: a NaN drops, and counts as, a whole (row, head) */
 } check_variant;
 

@@ -94,12 +94,14 @@ typedef struct kern_variant {
      * dot_u: of one dot product, times the product of the norms of its two vectors. key_u: of the sum of
      * n weighted values, times n times that sum's size. */
     float dot_u, key_u;
+    /* What the values of an fp8_ds_mla row are held in multiples of; 0: as they are. */
+    float step;
 } kern_variant;
 
 /* A variant of the host that keeps the whole contract. */
 #define KERN_VARIANT(op, name, features, apply)                                                         \
     {                                                                                                   \
-        KERN_OP_##op, name, features, apply, KERN_HOST, 0, NULL, 0, 0                                   \
+        KERN_OP_##op, name, features, apply, KERN_HOST, 0, NULL, 0, 0, 0                                \
     }
 
 const char *kern_op_name(kern_op op);

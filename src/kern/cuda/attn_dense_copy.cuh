@@ -13,32 +13,18 @@
 #include <cuda_fp16.h>
 
 #include "kern/cuda/attn_dense.cuh"
-#include "kern/cuda/ptx_tile.cuh"
+#include "kern/cuda/attn_seesaw.cuh"
 
 enum {
-    GROUP = 128, /* threads of a group */
-    CONSUMERS = 256,
     COPIERS = 128,
-    N_WARP = 16, /* at most */
-    N_COL = 9,   /* columns of 64 dims  */
-    COL_BYTES = 8192,
-    TILE_BYTES = N_COL * COL_BYTES
+    N_WARP = 16 /* at most */
 };
-/* Barriers: of a warp of one group with its like in the other, of a group, of the consumers. */
-enum { BAR_LEFT = 1, BAR_RIGHT = 5, BAR_GROUP = 9, BAR_BOTH = 11, BAR_COPY = 12 };
-/* Parts of a tile that are given back together. */
-enum { FREE_ROPE, FREE_LEFT, FREE_RIGHT, N_FREE };
-#define GROW    8.0f
-#define NEG_INF (-__int_as_float(0x7f800000))
+static_assert((int)DENSE_TILE == (int)TILE_KEYS, "a page is a tile");
+enum { BAR_COPY = BAR_OWN };
 
-/* Shared memory. */
+/* Shared memory, behind what the consumers share. */
 enum {
-    AT_Q = 0,
-    AT_K = AT_Q + TILE_BYTES,
-    AT_P = AT_K + 2 * TILE_BYTES,      /* 64 bytes a thread                          */
-    AT_REF = AT_P + 64 * GROUP,        /* float [2][64] references of left, right    */
-    AT_SUM = AT_REF + 2 * 64 * 4,      /* float [2][2][64] row sums                  */
-    AT_POISON = AT_SUM + 4 * 64 * 4,   /* float [2][64] of a tile's keys: 0 or NaN   */
+    AT_POISON = AT_OWN,                /* float [2][64] of a tile's keys: 0 or NaN   */
     AT_LIMIT = AT_POISON + 2 * 64 * 4, /* int [2] keys of a tile: 64, or 0        */
     AT_FULL = AT_LIMIT + 16,           /* barriers [2][9]                            */
     AT_FREE = AT_FULL + 2 * N_COL * 8, /* [2][3]                                  */
@@ -133,12 +119,6 @@ static __device__ share share_of(const dense_params &p, const dense_unit &u, int
     return s;
 }
 
-/* The column that comes i-th: of bf16 rows the rope first, of converted ones last. */
-template <int KIND> static __device__ __forceinline__ constexpr int column_at(int i)
-{
-    return KIND != DENSE_BF16 ? i : i == 0 ? 8 : i - 1;
-}
-
 /* ---- copying warps ------------------------------------------------------------------------- */
 
 /* The queries of a share, by `n` threads of which this is `i`: 16 bytes at a time, zeros behind the last. */
@@ -219,7 +199,7 @@ static __device__ void pages_copy(const dense_params &p, dense_walk w, uint32_t 
                 const uint32_t free = smem + AT_FREE + buf * N_FREE * 8;
                 const uint32_t tile = smem + AT_K + buf * TILE_BYTES;
                 for (int j = 0; j < N_COL; j++) {
-                    const int c = column_at<DENSE_BF16>(j);
+                    const int c = j == 0 ? N_COL - 1 : j - 1; /* the rope first */
                     if (j == 0 || j == 1 || j == 5)
                         mbar_wait(free + 8 * (j == 0   ? FREE_ROPE
                                               : j == 1 ? FREE_LEFT

@@ -1,18 +1,8 @@
-/* attn_dense_sm90.cu - dense attention over a block table, the main kernel (attn_dense.cuh).
+/* attn_dense_sm90.cu - dense attention over a block table, the main kernel (attn_dense.cuh): what the consumers of
+ * attn_seesaw.cuh need to know of a share of the work, and its results.
  *
- * S = Q K^T with M = 64 (rows x heads of a group, short ones filled with zeros) and N = 64 keys, O = P V with
- * V read transposed from the same tile. A tile is a page as bf16: nine columns of 64 dims, each [64 keys][64
- * dims] with swizzled rows of 128 bytes. bf16 rows come so by the copy engine through a tensor map; FP8 codes
- * are rounded to bf16 on their way (attn_dense_copy.cuh).
- *
- * Two warp groups, left and right, each with 256 of the 512 columns of O in its registers. Of a pair of tiles
- * left scores the first and right the second; each gives its P to the other through shared memory, thread to
- * thread, since both hold the same places of P. So products of one group run while the other is at its
- * softmax, the softmax is done once, and each half of V is read by one group. The reference of the
- * exponentials moves only when a maximum has grown by more than GROW: P stays below 2^GROW, O is seldom
- * rescaled. The right group goes on from the left group's reference and the left one takes over the right one's.
- *
- * A tile is given back column by column: the rope when it is scored, each half of V when its group has used it.
+ * A tile is a page as bf16. bf16 rows come so by the copy engine through a tensor map; FP8 codes are rounded to bf16 on
+ * their way (attn_dense_copy.cuh). A tile is given back column by column.
  *
  * Keys that a row does not attend get a weight of 0, which does not keep NaN away: in a tile that not all rows
  * attend whole, keys that none attends become zeros, and of keys that some attend one with an infinity or NaN
@@ -65,101 +55,7 @@ static __device__ __forceinline__ void tile_clean(uint32_t tile, uint32_t poison
     bar_sync(BAR_GROUP + group, GROUP);
 }
 
-/* ---- consumers: scores and softmax ------------------------------------------------------------ */
-
-/* Columns [from, to) of S = Q K^T, in the order in which they come. */
-template <int KIND, int FROM, int TO>
-static __device__ __forceinline__ void scores_issue(float (&s)[32], uint32_t q, uint32_t tile,
-                                                    uint32_t full, uint32_t parity)
-{
-    uint64_t a = wgmma_tile(q), b = wgmma_tile(tile);
-    asm volatile(""
-                 : "+l"(a), "+l"(b)); /* not kept from one tile to the next: registers are short */
-#pragma unroll
-    for (int i = FROM; i < TO; i++) {
-        const int c = column_at<KIND>(i);
-        mbar_wait(full + 8 * c, parity);
-        wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            wgmma_ss64(s, a + c * (COL_BYTES / 16) + 2 * j, b + c * (COL_BYTES / 16) + 2 * j,
-                       i + j > 0);
-    }
-}
-
-/* O += P V of a group's 256 columns: with 384 threads by products of 256 columns, for which a thread of 512 has
- * not the registers from the start. */
-template <int KIND>
-static __device__ __forceinline__ void values_issue(float (&o)[128], const uint32_t (&w)[16],
-                                                    uint32_t at)
-{
-    uint64_t v = wgmma_tile_trans(at);
-    asm volatile("" : "+l"(v));
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        if constexpr (KIND == DENSE_BF16) {
-            wgmma_rs256_trans(o, &w[4 * j], v + 128 * j);
-        } else {
-            wgmma_rs128_trans<0>(o, &w[4 * j], v + 128 * j);
-            wgmma_rs128_trans<64>(o, &w[4 * j], v + 128 * j + 2 * COL_BYTES / 16);
-        }
-    }
-}
-
-/* What a thread knows of its two rows of M, 8 apart. */
-struct two {
-    float x, y;
-};
-
-/* Scores to weights: ref is the reference before and after, l the sums of this group's weights, w the weights as
- * fragments. Returns what the sums so far are to be multiplied by. */
-static __device__ __forceinline__ two weights(float (&s)[32], uint32_t (&w)[16], two &ref, two &l)
-{
-    float mx = NEG_INF, my = NEG_INF;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        mx = fmaxf(mx, fmaxf(s[4 * j], s[4 * j + 1]));
-        my = fmaxf(my, fmaxf(s[4 * j + 2], s[4 * j + 3]));
-    }
-    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
-    my = fmaxf(my, __shfl_xor_sync(~0u, my, 1));
-    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
-    my = fmaxf(my, __shfl_xor_sync(~0u, my, 2));
-    const two was = ref;
-    ref.x = mx > was.x + GROW ? mx : was.x;
-    ref.y = my > was.y + GROW ? my : was.y;
-    const float sx = ref.x == NEG_INF ? 0.0f : ref.x, sy = ref.y == NEG_INF ? 0.0f : ref.y;
-    two alpha;
-    alpha.x = ref.x == was.x ? 1.0f : exp2_approx(was.x - ref.x);
-    alpha.y = ref.y == was.y ? 1.0f : exp2_approx(was.y - ref.y);
-    float lx = 0.0f, ly = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const float a = exp2_approx(s[4 * j] - sx), b = exp2_approx(s[4 * j + 1] - sx);
-        const float c = exp2_approx(s[4 * j + 2] - sy), d = exp2_approx(s[4 * j + 3] - sy);
-        lx += a + b;
-        ly += c + d;
-        const __nv_bfloat162 u = __floats2bfloat162_rn(a, b), v = __floats2bfloat162_rn(c, d);
-        w[2 * j] = *(const uint32_t *)&u;
-        w[2 * j + 1] = *(const uint32_t *)&v;
-    }
-    l.x = l.x * alpha.x + lx;
-    l.y = l.y * alpha.y + ly;
-    return alpha;
-}
-
-/* Scaled scores; in a tile that not all attend whole, those of keys a row does not attend become -inf. */
-static __device__ __forceinline__ void scores_scale(float (&s)[32], two f)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        s[4 * j] *= f.x;
-        s[4 * j + 1] *= f.x;
-        s[4 * j + 2] *= f.y;
-        s[4 * j + 3] *= f.y;
-    }
-}
-
+/* Of a tile that not all attend whole: scores of keys past nx, ny, and what the cleaning says of the others. */
 static __device__ __forceinline__ void scores_mask(float (&s)[32], uint32_t poison, int nx, int ny,
                                                    int t)
 {
@@ -172,63 +68,6 @@ static __device__ __forceinline__ void scores_mask(float (&s)[32], uint32_t pois
         s[4 * j + 2] = k < ny ? s[4 * j + 2] + add.x : NEG_INF;
         s[4 * j + 3] = k + 1 < ny ? s[4 * j + 3] + add.y : NEG_INF;
     }
-}
-
-static __device__ __forceinline__ void rescale(float (&o)[128], two alpha)
-{
-    if (__any_sync(~0u, alpha.x != 1.0f || alpha.y != 1.0f)) {
-        wgmma_wait<0>();
-#pragma unroll
-        for (int j = 0; j < 32; j++) {
-            o[4 * j] *= alpha.x;
-            o[4 * j + 1] *= alpha.x;
-            o[4 * j + 2] *= alpha.y;
-            o[4 * j + 3] *= alpha.y;
-        }
-    }
-}
-
-/* Weights and references to the thread of the other group that has the same rows. */
-static __device__ __forceinline__ void weights_give(uint32_t smem, uint32_t ref_at,
-                                                    const uint32_t (&w)[16], two ref, int tid)
-{
-    const uint32_t at = smem + AT_P + 16 * tid;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        sts128(at + 16 * GROUP * i, make_uint4(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]));
-    if (tid % 4 == 0) {
-        const int m = tid / 32 * 16 + tid % 32 / 4;
-        sts_f(ref_at + 4 * m, ref.x);
-        sts_f(ref_at + 4 * m + 32, ref.y);
-    }
-}
-
-static __device__ __forceinline__ two weights_take(uint32_t smem, uint32_t ref_at,
-                                                   uint32_t (&w)[16], int tid)
-{
-    const uint32_t at = smem + AT_P + 16 * tid;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint4 v = lds128(at + 16 * GROUP * i);
-        w[4 * i] = v.x, w[4 * i + 1] = v.y, w[4 * i + 2] = v.z, w[4 * i + 3] = v.w;
-    }
-    const int m = tid / 32 * 16 + tid % 32 / 4;
-    two ref;
-    ref.x = lds_f(ref_at + 4 * m);
-    ref.y = lds_f(ref_at + 4 * m + 32);
-    return ref;
-}
-
-/* Takes over the other group's reference: what the own sums are to be multiplied by. */
-static __device__ __forceinline__ two ref_take(two &ref, two to, two &l)
-{
-    two alpha;
-    alpha.x = to.x == ref.x ? 1.0f : exp2_approx(ref.x - to.x);
-    alpha.y = to.y == ref.y ? 1.0f : exp2_approx(ref.y - to.y);
-    l.x *= alpha.x;
-    l.y *= alpha.y;
-    ref = to;
-    return alpha;
 }
 
 /* ---- consumers: results ------------------------------------------------------------------------ */
@@ -290,205 +129,78 @@ static __device__ void empty_store(const dense_params &p, const dense_unit &u, c
 
 /* ---- consumers: a share ------------------------------------------------------------------------ */
 
-/* A thread of a group at its work. */
-struct consumer {
-    uint32_t smem;
-    int group, warp, lane, tid; /* tid: in its group */
-    float o[128]; /* of its two rows of M: 4 j + 0, 1 and 2, 3 at columns 8 j + 2 t, + 1 */
-    two ref, l, f;
-    int nx, ny; /* keys that its rows attend */
+/* A share's tiles, for attn_seesaw.cuh. */
+template <int KIND> struct page_tiles {
+    share s;
+    int nx, ny; /* keys that the thread's rows attend */
+
+    static constexpr bool rope_first = KIND == DENSE_BF16, wide = KIND == DENSE_BF16;
+
+    static __device__ __forceinline__ uint32_t full_at(const consumer &c, uint32_t n)
+    {
+        return c.smem + AT_FULL + (n & 1) * N_COL * 8;
+    }
+
+    static __device__ __forceinline__ void column_wait(const consumer &c, uint32_t n, int i)
+    {
+        mbar_wait(full_at(c, n) + 8 * i, n / 2 & 1);
+    }
+
+    static __device__ __forceinline__ void give_back(const consumer &c, uint32_t n, int part)
+    {
+        __syncwarp();
+        if (c.lane == 0)
+            mbar_arrive(c.smem + AT_FREE + (n & 1) * N_FREE * 8 + 8 * part);
+    }
+
+    static __device__ __forceinline__ void queries_done(const consumer &c)
+    {
+        if (c.lane == 0)
+            mbar_arrive(c.smem + AT_QFREE);
+    }
+
+    /* WHOLE where all rows attend it whole; else it is made fit for those that do not, and its keys are returned: 64, or
+     * 0 of a page that does not exist. (Read here: behind the scores the place may hold the next tile's.) */
+    __device__ __forceinline__ int begin(const consumer &c, uint32_t n, int b) const
+    {
+        column_wait(c, n, column_at<page_tiles>(0));
+        const int limit = (int)lds32(c.smem + AT_LIMIT + 4 * (n & 1)), base = b * DENSE_TILE;
+        const int lo = min(limit, s.least - base), hi = min(limit, s.most - base);
+        if (lo >= DENSE_TILE)
+            return WHOLE;
+#pragma unroll 1
+        for (int i = 0; i < N_COL; i++)
+            column_wait(c, n, i);
+        tile_clean(tile_at(c, n), c.smem + AT_POISON + 4 * 64 * c.group, max(lo, 0), hi, c.warp,
+                   c.lane, c.group);
+        return limit;
+    }
+
+    __device__ __forceinline__ void mask(const consumer &c, float (&score)[32], int limit,
+                                         int b) const
+    {
+        scores_mask(score, c.smem + AT_POISON + 4 * 64 * c.group, min(limit, nx - b * DENSE_TILE),
+                    min(limit, ny - b * DENSE_TILE), c.lane % 4);
+    }
 };
 
-static __device__ __forceinline__ void free_arrive(const consumer &c, uint32_t n, int what)
-{
-    __syncwarp();
-    if (c.lane == 0)
-        mbar_arrive(c.smem + AT_FREE + (n & 1) * N_FREE * 8 + 8 * what);
-}
-
-/* Waits for the first column of tile n, of keys from `base` on. WHOLE where all rows attend it whole; else it is made
- * fit for those that do not, and its keys are returned: 64, or 0 of a page that does not exist. (Read here: behind the
- * scores the place may hold the next tile's.) */
-enum { WHOLE = -1 };
-template <int KIND>
-static __device__ __forceinline__ int tile_begin(const consumer &c, const share &s, uint32_t n,
-                                                 int base)
-{
-    const int buf = n & 1;
-    const uint32_t full = c.smem + AT_FULL + buf * N_COL * 8, parity = n / 2 & 1;
-    mbar_wait(full + 8 * column_at<KIND>(0), parity);
-    const int limit = (int)lds32(c.smem + AT_LIMIT + 4 * buf);
-    const int lo = min(limit, s.least - base), hi = min(limit, s.most - base);
-    if (lo >= DENSE_TILE)
-        return WHOLE;
-#pragma unroll 1
-    for (int i = 0; i < N_COL; i++)
-        mbar_wait(full + 8 * i, parity);
-    tile_clean(c.smem + AT_K + buf * TILE_BYTES, c.smem + AT_POISON + 4 * 64 * c.group, max(lo, 0),
-               hi, c.warp, c.lane, c.group);
-    return limit;
-}
-
-static __device__ __forceinline__ void tile_mask(const consumer &c, float (&s)[32], int limit,
-                                                 int base)
-{
-    scores_mask(s, c.smem + AT_POISON + 4 * 64 * c.group, min(limit, c.nx - base),
-                min(limit, c.ny - base), c.lane % 4);
-}
-
-#define TILE_OF(c, n) ((c).smem + AT_K + ((n)&1) * TILE_BYTES)
-#define FULL_OF(c, n) ((c).smem + AT_FULL + ((n)&1) * N_COL * 8)
-#define PARITY_OF(n)  ((n) / 2 & 1)
-
-/* Group left of a share whose tiles are n, n + 1, ... of the block: scores the first of every pair. */
-template <int KIND>
-static __device__ __forceinline__ void left_run(consumer &c, const share &sh, uint32_t n)
-{
-    float s[32];
-    uint32_t mine[16], other[16];
-    int keys = tile_begin<KIND>(c, sh, n, sh.b0 * DENSE_TILE);
-    scores_issue<KIND, 0, N_COL>(s, c.smem + AT_Q, TILE_OF(c, n), FULL_OF(c, n), PARITY_OF(n));
-    wgmma_commit();
-    for (int b = sh.b0; b < sh.b1; b += 2, n += 2) {
-        const bool pair = b + 1 < sh.b1, more = b + 2 < sh.b1;
-        wgmma_wait<0>();
-        regs_pin(s);
-        free_arrive(c, n, FREE_ROPE);
-        if (!more && c.lane == 0)
-            mbar_arrive(c.smem + AT_QFREE);
-        scores_scale(s, c.f);
-        if (keys != WHOLE)
-            tile_mask(c, s, keys, b * DENSE_TILE);
-        const two alpha = weights(s, mine, c.ref, c.l);
-        weights_give(c.smem, c.smem + AT_REF, mine, c.ref, c.tid);
-        bar_arrive(BAR_LEFT + c.warp, 64);
-        rescale(c.o, alpha);
-        regs_pin(c.o);
-        wgmma_fence();
-        values_issue<KIND>(c.o, mine, TILE_OF(c, n));
-        wgmma_commit();
-        wgmma_wait<0>();
-        regs_pin(c.o);
-        free_arrive(c, n, FREE_LEFT);
-        if (!pair)
-            break;
-        bar_sync(BAR_RIGHT + c.warp, 64);
-        const two to = weights_take(c.smem, c.smem + AT_REF + 4 * 64, other, c.tid);
-        rescale(c.o, ref_take(c.ref, to, c.l));
-        regs_pin(c.o);
-        wgmma_fence();
-        values_issue<KIND>(c.o, other, TILE_OF(c, n + 1));
-        wgmma_commit();
-        if (!more) {
-            wgmma_wait<0>();
-            regs_pin(c.o);
-            free_arrive(c, n + 1, FREE_LEFT);
-            break;
-        }
-        keys = tile_begin<KIND>(c, sh, n + 2, (b + 2) * DENSE_TILE);
-        scores_issue<KIND, 0, 1>(s, c.smem + AT_Q, TILE_OF(c, n + 2), FULL_OF(c, n + 2),
-                                 PARITY_OF(n + 2));
-        wgmma_commit();
-        wgmma_wait<1>();
-        free_arrive(c, n + 1, FREE_LEFT);
-        scores_issue<KIND, 1, N_COL>(s, c.smem + AT_Q, TILE_OF(c, n + 2), FULL_OF(c, n + 2),
-                                     PARITY_OF(n + 2));
-        wgmma_commit();
-    }
-}
-
-/* The first weights of a pair, from the left group, times the right half of its values: under way. */
-template <int KIND>
-static __device__ __forceinline__ void right_other(consumer &c, uint32_t (&other)[16], uint32_t n)
-{
-    bar_sync(BAR_LEFT + c.warp, 64);
-    const two to = weights_take(c.smem, c.smem + AT_REF, other, c.tid);
-    rescale(c.o, ref_take(c.ref, to, c.l));
-    regs_pin(c.o);
-    wgmma_fence();
-    values_issue<KIND>(c.o, other, TILE_OF(c, n) + 4 * COL_BYTES);
-    wgmma_commit();
-}
-
-/* Group right: scores the second of every pair. */
-template <int KIND>
-static __device__ __forceinline__ void right_run(consumer &c, const share &sh, uint32_t n)
-{
-    uint32_t mine[16], other[16];
-    int b = sh.b0;
-    for (; b + 1 < sh.b1; b += 2, n += 2) {
-        float s[32];
-        const int keys = tile_begin<KIND>(c, sh, n + 1, (b + 1) * DENSE_TILE);
-        scores_issue<KIND, 0, N_COL>(s, c.smem + AT_Q, TILE_OF(c, n + 1), FULL_OF(c, n + 1),
-                                     PARITY_OF(n + 1));
-        wgmma_commit();
-        right_other<KIND>(c, other, n);
-        wgmma_wait<1>();
-        regs_pin(s);
-        free_arrive(c, n + 1, FREE_ROPE);
-        if (b + 3 >= sh.b1 && c.lane == 0)
-            mbar_arrive(c.smem + AT_QFREE);
-        scores_scale(s, c.f);
-        if (keys != WHOLE)
-            tile_mask(c, s, keys, (b + 1) * DENSE_TILE);
-        const two alpha = weights(s, mine, c.ref, c.l);
-        weights_give(c.smem, c.smem + AT_REF + 4 * 64, mine, c.ref, c.tid);
-        bar_arrive(BAR_RIGHT + c.warp, 64);
-        wgmma_wait<0>();
-        regs_pin(c.o);
-        free_arrive(c, n, FREE_RIGHT);
-        rescale(c.o, alpha);
-        regs_pin(c.o);
-        wgmma_fence();
-        values_issue<KIND>(c.o, mine, TILE_OF(c, n + 1) + 4 * COL_BYTES);
-        wgmma_commit();
-        wgmma_wait<0>();
-        regs_pin(c.o);
-        free_arrive(c, n + 1, FREE_RIGHT);
-    }
-    if (b < sh.b1) {
-        right_other<KIND>(c, other, n);
-        if (c.lane == 0 && sh.b1 - sh.b0 == 1)
-            mbar_arrive(c.smem + AT_QFREE);
-        wgmma_wait<0>();
-        regs_pin(c.o);
-        free_arrive(c, n, FREE_RIGHT);
-    }
-}
-
 /* Row sums over both groups, then lse and values of the thread's rows. */
-static __device__ __forceinline__ void finish(const dense_params &p, consumer &c,
-                                              const dense_unit &u, const share &s, const target &t,
-                                              int head0, int n_head, uint32_t n_share)
+template <int KIND>
+static __device__ __forceinline__ void
+finish(const dense_params &p, consumer &c, const page_tiles<KIND> &tiles, const dense_unit &u,
+       const target &t, int head0, int n_head, uint32_t n_share)
 {
-    /* an infinite value must not leave as NaN: it makes the row sum NaN, which drops the row */
-#pragma unroll
-    for (int j = 0; j < 32; j++) {
-        c.l.x = fmaf(c.o[4 * j], 0.0f, fmaf(c.o[4 * j + 1], 0.0f, c.l.x));
-        c.l.y = fmaf(c.o[4 * j + 2], 0.0f, fmaf(c.o[4 * j + 3], 0.0f, c.l.y));
-    }
-#pragma unroll
-    for (int d = 1; d < 4; d *= 2) {
-        c.l.x += __shfl_xor_sync(~0u, c.l.x, d);
-        c.l.y += __shfl_xor_sync(~0u, c.l.y, d);
-    }
+    const two sum = sums_finish(c, n_share);
     const int m = 16 * c.warp + c.lane / 4, quad = c.lane % 4;
-    const uint32_t sum = c.smem + AT_SUM + (n_share & 1) * 2 * 64 * 4;
-    if (quad == 0) {
-        sts_f(sum + c.group * 64 * 4 + 4 * m, c.l.x);
-        sts_f(sum + c.group * 64 * 4 + 4 * m + 32, c.l.y);
-    }
-    named_barrier<BAR_BOTH, CONSUMERS>();
-    const float lx = lds_f(sum + 4 * m) + lds_f(sum + 64 * 4 + 4 * m);
-    const float ly = lds_f(sum + 4 * m + 32) + lds_f(sum + 64 * 4 + 4 * m + 32);
     const int col = 256 * c.group + 2 * quad;
     const bool first = c.group == 0 && quad == 0;
+    const share &s = tiles.s;
     int r = m / p.heads, h = m % p.heads;
     if (r < s.n && h < n_head)
-        row_store(p, u, t, c.o, 0, s.row + r, head0 + h, c.nx, c.ref.x, lx, col, first);
+        row_store(p, u, t, c.o, 0, s.row + r, head0 + h, tiles.nx, c.ref.x, sum.x, col, first);
     r = (m + 8) / p.heads, h = (m + 8) % p.heads;
     if (r < s.n && h < n_head)
-        row_store(p, u, t, c.o, 1, s.row + r, head0 + h, c.ny, c.ref.y, ly, col, first);
+        row_store(p, u, t, c.o, 1, s.row + r, head0 + h, tiles.ny, c.ref.y, sum.y, col, first);
 }
 
 /* Factor of the scores of row m of M, and how many keys it attends; 0 of a row that is not there. */
@@ -511,11 +223,7 @@ static __device__ __forceinline__ void consumers_run(const dense_params &p, dens
                                                      int side, int head0, int n_head)
 {
     consumer c;
-    c.smem = smem;
-    c.group = threadIdx.x / GROUP;
-    c.tid = threadIdx.x % GROUP;
-    c.warp = c.tid / 32;
-    c.lane = c.tid % 32;
+    consumer_begin(c, smem);
     uint32_t n_tile = 0, n_share = 0;
     int4 goes_on = make_int4(-1, 0, 0, 0);
     dense_unit u;
@@ -533,20 +241,18 @@ static __device__ __forceinline__ void consumers_run(const dense_params &p, dens
             continue;
         }
         const int m = 16 * c.warp + c.lane / 4;
-        c.f.x = row_factor(p, s, m, head0, n_head, &c.nx);
-        c.f.y = row_factor(p, s, m + 8, head0, n_head, &c.ny);
-        c.ref.x = c.ref.y = NEG_INF;
-        c.l.x = c.l.y = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 128; i++)
-            c.o[i] = 0.0f;
+        page_tiles<KIND> tiles;
+        tiles.s = s;
+        c.f.x = row_factor(p, s, m, head0, n_head, &tiles.nx);
+        c.f.y = row_factor(p, s, m + 8, head0, n_head, &tiles.ny);
+        consumer_clear(c);
         mbar_wait(smem + AT_QFULL, n_share & 1);
         if (c.group == 0)
-            left_run<KIND>(c, s, n_tile);
+            left_run(c, tiles, s.b0, s.b1, n_tile);
         else
-            right_run<KIND>(c, s, n_tile);
+            right_run(c, tiles, s.b0, s.b1, n_tile);
         n_tile += s.b1 - s.b0;
-        finish(p, c, u, s, t, head0, n_head, n_share);
+        finish(p, c, tiles, u, t, head0, n_head, n_share);
         n_share++;
     }
     if (threadIdx.x == 0 && side == 0)

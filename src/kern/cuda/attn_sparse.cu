@@ -270,9 +270,9 @@ static __global__ void __launch_bounds__(32 * MERGE_HEADS)
 /* ---- launches ------------------------------------------------------------------------------ */
 
 /* Heads of a group: the fewest groups, unless that leaves most of the card idle. */
-static int group_size(const attn_args *a, int n_sm)
+static int group_size(const attn_args *a, int whole, int n_sm)
 {
-    const int most = a->fmt == KVS_KV_BF16 ? 32 : 64;
+    const int most = a->fmt == KVS_KV_BF16 && whole ? 32 : 64;
     const int64_t pairs =
         (int64_t)a->n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE));
     int n = 16;
@@ -380,7 +380,7 @@ static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int6
         ((uintptr_t)a->q | (uintptr_t)(a->q_stride_row * 2) | (uintptr_t)(a->q_stride_head * 2)) %
             16 ==
         0;
-    const int n = group_size(a, n_sm);
+    const int n = group_size(a, whole, n_sm);
     p.n_head = a->n_head;
     p.n_group = (a->n_head + n - 1) / n;
     p.group_heads = (a->n_head + p.n_group - 1) / p.n_group;
@@ -401,7 +401,9 @@ static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int6
     p.part_lse = (float *)(base + l.lse);
     p.cut = (int2 *)(base + l.cut);
     p.n_nan = a->stats == NULL ? NULL : (unsigned long long *)&a->stats->n_nan;
-    e = attn_sparse_main_launch(p, a->fmt == KVS_KV_BF16 ? SPARSE_BF16 : SPARSE_FP8, n, stream);
+    const bool bf16 = a->fmt == KVS_KV_BF16;
+    e = bf16 && n == 64 ? attn_sparse_wide_launch(p, stream)
+                        : attn_sparse_main_launch(p, bf16 ? SPARSE_BF16 : SPARSE_FP8, n, stream);
     return e != cudaSuccess ? e : merge_launch(p, a->n_lane, n_row, stream);
 }
 

@@ -4,39 +4,10 @@
 #ifndef KVS_KERN_CUDA_ATTN_SPARSE_QUERIES_CUH
 #define KVS_KERN_CUDA_ATTN_SPARSE_QUERIES_CUH
 
+#include "kern/cuda/attn_query.cuh"
 #include "kern/cuda/attn_sparse_tile.cuh"
 
 /* ---- queries ------------------------------------------------------------------------------- */
-
-/* Eight values of a query; WIDE: by one load. */
-template <bool WIDE>
-static __device__ __forceinline__ uint4 query_load(const uint16_t *q, int chunk)
-{
-    if (WIDE)
-        return __ldg((const uint4 *)q + chunk);
-    q += chunk * 8;
-    return make_uint4(q[0] | (uint32_t)q[1] << 16, q[2] | (uint32_t)q[3] << 16,
-                      q[4] | (uint32_t)q[5] << 16, q[6] | (uint32_t)q[7] << 16);
-}
-
-static __device__ __forceinline__ uint32_t query_word(uint32_t w, float mul, bool f16)
-{
-    const float lo = __uint_as_float(w << 16) * mul, hi = __uint_as_float(w & 0xffff0000u) * mul;
-    if (f16) {
-        const half2 h = __floats2half2_rn(lo, hi);
-        return *(const uint32_t *)&h;
-    }
-    const __nv_bfloat162 b = __floats2bfloat162_rn(lo, hi);
-    return *(const uint32_t *)&b;
-}
-
-/* Largest magnitude among eight bf16 values, as bits. */
-static __device__ __forceinline__ uint32_t query_top(uint4 v)
-{
-    const uint32_t m = 0x7fff7fffu;
-    const uint32_t top = __vmaxu2(__vmaxu2(v.x & m, v.y & m), __vmaxu2(v.z & m, v.w & m));
-    return max(top & 0xffffu, top >> 16);
-}
 
 /* Where a lane's words of a query go: eight consecutive dims (a chunk) of a head, in the order in which
  * score_load gives the keys' dims to the product. There a lane t of four has a run of consecutive bytes
@@ -106,9 +77,8 @@ static __device__ __forceinline__ void queries_store(const sparse_params &p, int
         for (int j = 0; j < 2; j++) {
             const uint32_t amax = __reduce_max_sync(
                 ~0u, max(max(query_top(v[j][0]), query_top(v[j][1])), query_top(v[j][2])));
-            int e = (int)(amax >> 7) - 127 - 7;
-            e = FMT != SPARSE_FP8 || amax == 0 || amax >= 0x7f80 ? 0 : max(e, -120);
-            const float mul = __uint_as_float((uint32_t)(127 - e) << 23);
+            const int e = FMT == SPARSE_FP8 ? query_exponent(amax) : 0;
+            const float mul = power_of_two(-e);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
                 if (i == 2 && lane >= 8)
@@ -121,7 +91,7 @@ static __device__ __forceinline__ void queries_store(const sparse_params &p, int
                 sts32(at + place.word[3], query_word(v[j][i].w, mul, f16));
             }
             /* never 0: a key past the last has score -inf, and must have it after the factor */
-            const float factor = scale * __uint_as_float((uint32_t)(127 + e) << 23);
+            const float factor = scale * power_of_two(e);
             if (lane == k + j)
                 sts_f(SMEM + L::qs_at + (8 * (k + j) + warp) * 4,
                       factor == 0.0f ? __int_as_float(1) : factor);
@@ -134,6 +104,7 @@ static __device__ __forceinline__ void queries_store(const sparse_params &p, int
     }
 }
 
+/* A barrier of the consumers is to follow. */
 template <int N, int FMT>
 static __device__ __forceinline__ void queries_load(const sparse_params &p, int64_t row, int head0,
                                                     int n_head)
@@ -143,7 +114,6 @@ static __device__ __forceinline__ void queries_load(const sparse_params &p, int6
     else
         queries_store<N, FMT, false>(p, row, head0, n_head);
     fence_async();
-    named_barrier<BAR_SUM, CONSUMERS>();
 }
 
 #endif

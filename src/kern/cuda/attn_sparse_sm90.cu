@@ -11,7 +11,7 @@
  * group g scores the even (0) or odd (1) tiles; both meet once, when P is there (attn_sparse_softmax.cuh), then each adds
  * V^T P^T of both tiles for its half of the 512 value dims.
  */
-#include "kern/cuda/attn_out.cuh"
+#include "kern/cuda/attn_sparse_out.cuh"
 #include "kern/cuda/attn_sparse_keys.cuh"
 #include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/attn_sparse_queries.cuh"
@@ -109,49 +109,6 @@ static __device__ __forceinline__ void out_one(void *base, bool bf16, int64_t at
         ((__nv_bfloat16 *)base)[at] = __float2bfloat16_rn(a);
     else
         ((float *)base)[at] = a;
-}
-
-/* Where a piece's results go. */
-struct target {
-    void *out;
-    float *lse; /* of the group's first head */
-    int64_t stride_head;
-    bool bf16, wide, partial;
-};
-
-static __device__ target target_of(const sparse_params &p, const sparse_unit &u, int part,
-                                   int head0)
-{
-    target t;
-    const bool cut = !p.whole && u.nb > 0 && (u.b0 > 0 || u.b1 < u.nb);
-    if (p.whole || cut) {
-        const int64_t slot = p.whole ? u.item : 2 * (int64_t)part + (u.b0 == 0);
-        t.out = p.part_out + (slot * p.n_head + head0) * SPARSE_VDIM;
-        t.lse = p.part_lse + slot * p.n_head + head0;
-        t.stride_head = SPARSE_VDIM;
-        t.bf16 = false;
-        t.wide = true;
-    } else {
-        const int64_t at = u.item * p.out_stride_row + head0 * p.out_stride_head;
-        t.out = (char *)p.out + at * (p.out_bf16 ? 2 : 4);
-        t.lse = p.lse + (int64_t)u.item * p.n_head + head0;
-        t.stride_head = p.out_stride_head;
-        t.bf16 = p.out_bf16;
-        t.wide = p.out_wide;
-    }
-    t.partial = cut;
-    return t;
-}
-
-/* An item without keys: (0, -inf); a partial needs the lse alone. */
-static __device__ void empty_write(const sparse_params &p, const target &t, int n_head)
-{
-    if (threadIdx.x < n_head)
-        t.lse[threadIdx.x] = NEG_INF;
-    if (p.whole)
-        return;
-    for (int h = 0; h < n_head; h++)
-        out_pair(t.out, t.bf16, t.wide, h * t.stride_head + 2 * threadIdx.x, 0.0f, 0.0f);
 }
 
 /* The thread's values of every head, normalised. WIDE: 0 one by one, 1 pairs of bf16, 2 pairs of f32. */
@@ -337,6 +294,7 @@ static __device__ __forceinline__ void pair_run(state<N> &st, const seat &me, tu
 struct unit_state {
     sparse_walk walk;
     sparse_unit unit;
+    int32_t row; /* whose queries are there */
 };
 
 template <int N, int FMT>
@@ -353,6 +311,7 @@ static __device__ __forceinline__ void consumers_run(const sparse_params &p, con
     if (notes)
         p.cut[part] = make_int2(-1, 0);
     mine->walk = w;
+    mine->row = -1;
     for (;;) {
         sparse_walk walk = mine->walk;
         sparse_unit u;
@@ -370,7 +329,11 @@ static __device__ __forceinline__ void consumers_run(const sparse_params &p, con
         if (notes && !p.whole && u.b0 == 0 && u.b1 < u.nb)
             p.cut[part] =
                 make_int2(u.item, sparse_part_of(walk.at - 1, total, min(total, p.n_part)));
-        queries_load<N, FMT>(p, u.item / p.item_per_row, head0, n_head);
+        const int32_t row = u.item / p.item_per_row;
+        if (mine->row != row)
+            queries_load<N, FMT>(p, row, head0, n_head);
+        named_barrier<BAR_SUM, CONSUMERS>();
+        mine->row = row;
         state<N> st = {};
         at.left = min(u.n_key, u.b1 * SPARSE_TILE) - u.b0 * SPARSE_TILE;
         at.first = true;
@@ -401,7 +364,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     grid_wait();
     int32_t total;
-    const sparse_walk w = walk_begin(p, part, (int32_t *)(raw + L::scan_at), &total);
+    const sparse_walk w = walk_begin<THREADS>(p, part, (int32_t *)(raw + L::scan_at), &total);
     grid_release();
     if (threadIdx.x >= CONSUMERS) {
         regs_give<HELPER_REGS>();

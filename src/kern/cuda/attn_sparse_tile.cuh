@@ -5,9 +5,7 @@
 #ifndef KVS_KERN_CUDA_ATTN_SPARSE_TILE_CUH
 #define KVS_KERN_CUDA_ATTN_SPARSE_TILE_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "kern/cuda/attn_codes.cuh"
 #include "kern/cuda/attn_sparse.cuh"
 #include "kern/cuda/attn_sparse.h"
 #include "kern/cuda/ptx.cuh"
@@ -27,11 +25,6 @@ enum { BAR_MAX = 1, BAR_P = 2, BAR_SUM = 3, BAR_LOOK = 4 /* and 5: of each group
 #define SMEM    1024u
 #define GROW    8.0f
 #define NEG_INF (-__int_as_float(0x7f800000))
-
-/* Largest power of two, smallest, and what a scale of any kind stays below, for which fp16 holds code x scale. */
-#define SCALE_POW2_MAX 128.0f
-#define SCALE_POW2_MIN 3.0517578125e-05f
-#define SCALE_MAX      146.0f
 
 template <int N, int FMT> struct layout {
     /* A key's bytes in the ring; an odd number of 16-byte chunks: rows start in different banks. */
@@ -60,44 +53,6 @@ template <int N, int FMT> struct layout {
     static constexpr int bytes = unit_at + 8 * 64; /* unit_state of each consumer warp */
     static_assert(stages >= 2 && bytes <= 232448, "shared memory");
 };
-
-/* ---- e4m3 codes to fp16 -------------------------------------------------------------------- */
-
-/* The lower or the upper two of four codes. */
-static __device__ __forceinline__ uint32_t codes_low(uint32_t four)
-{
-    uint32_t h;
-    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.rn.f16x2.e4m3x2 %0, lo;\n}"
-        : "=r"(h)
-        : "r"(four));
-    return h;
-}
-
-static __device__ __forceinline__ uint32_t codes_high(uint32_t four)
-{
-    uint32_t h;
-    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.rn.f16x2.e4m3x2 %0, hi;\n}"
-        : "=r"(h)
-        : "r"(four));
-    return h;
-}
-
-static __device__ __forceinline__ uint32_t half2_mul(uint32_t a, uint32_t b)
-{
-    uint32_t c;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-/* Any scale: two codes, as fp16, x scale, rounded to bf16 as every reader of the format does, then as fp16. */
-static __device__ __forceinline__ uint32_t codes_round(uint32_t h, float s0, float s1)
-{
-    const float2 f = __half22float2(*(const half2 *)&h);
-    const float a = __bfloat162float(__float2bfloat16_rn(f.x * s0)),
-                b = __bfloat162float(__float2bfloat16_rn(f.y * s1));
-    const half2 r = __floats2half2_rn(a, b);
-    return *(const uint32_t *)&r;
-}
 
 /* A consumer thread's place in what its block works on, computed once: offsets from a tile's beginning, addresses. */
 struct seat {

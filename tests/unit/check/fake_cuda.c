@@ -666,17 +666,17 @@ static void apply_topk(kern_table *t)
 }
 
 static const kern_variant g_variants[] = {
-    {KERN_OP_attn, "sm90", 0, apply_attn, KERN_CUDA, KERN_FREE_ORDER, attn_refuses, 189, 0.33f},
-    {KERN_OP_kv_write, "sm90", 0, apply_kv_write, KERN_CUDA, 0, kv_write_refuses, 0, 0},
-    {KERN_OP_gather, "sm90", 0, apply_gather, KERN_CUDA, 0, gather_refuses, 0, 0},
-    {KERN_OP_index_write, "sm90", 0, apply_index_write, KERN_CUDA, 0, index_write_refuses, 0, 0},
-    {KERN_OP_quant_q, "sm90", 0, apply_quant_q, KERN_CUDA, 0, quant_q_refuses, 0, 0},
-    {KERN_OP_merge, "sm90", 0, apply_merge, KERN_CUDA, 0, merge_refuses, 0, 0},
-    {KERN_OP_index_score, "sm90", 0, apply_index_score, KERN_CUDA, 0, index_score_refuses, 0, 0},
-    {KERN_OP_index_select, "sm90", 0, apply_index_select, KERN_CUDA, 0, NULL, 0, 0},
-    {KERN_OP_topk, "sm90", 0, apply_topk, KERN_CUDA, 0, NULL, 0, 0},
-    {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, NULL, 63, 0.34f},
-    {KERN_OP_topk_merge, "sm90", 0, apply_topk_merge, KERN_CUDA, 0, NULL, 0, 0},
+    {KERN_OP_attn, "sm90", 0, apply_attn, KERN_CUDA, KERN_FREE_ORDER, attn_refuses, 189, 0.33f, 0},
+    {KERN_OP_kv_write, "sm90", 0, apply_kv_write, KERN_CUDA, 0, kv_write_refuses, 0, 0, 0},
+    {KERN_OP_gather, "sm90", 0, apply_gather, KERN_CUDA, 0, gather_refuses, 0, 0, 0},
+    {KERN_OP_index_write, "sm90", 0, apply_index_write, KERN_CUDA, 0, index_write_refuses, 0, 0, 0},
+    {KERN_OP_quant_q, "sm90", 0, apply_quant_q, KERN_CUDA, 0, quant_q_refuses, 0, 0, 0},
+    {KERN_OP_merge, "sm90", 0, apply_merge, KERN_CUDA, 0, merge_refuses, 0, 0, 0},
+    {KERN_OP_index_score, "sm90", 0, apply_index_score, KERN_CUDA, 0, index_score_refuses, 0, 0, 0},
+    {KERN_OP_index_select, "sm90", 0, apply_index_select, KERN_CUDA, 0, NULL, 0, 0, 0},
+    {KERN_OP_topk, "sm90", 0, apply_topk, KERN_CUDA, 0, NULL, 0, 0, 0},
+    {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, NULL, 63, 0.34f, 0},
+    {KERN_OP_topk_merge, "sm90", 0, apply_topk_merge, KERN_CUDA, 0, NULL, 0, 0, 0},
 };
 
 const kern_variant *cuda_variants(int32_t *n)
