@@ -13,9 +13,9 @@
 #include "base/mem.h"
 #include "check/bench.h"
 #include "check/bench_cuda.h"
+#include "check/bench_mha.h"
 #include "check/case_mha.h"
 
-enum { NOPE = 128, ROPE = KVS_ROPE_DIM, VDIM = 128, Q_DIM = NOPE + ROPE, KV_DIM = NOPE + VDIM };
 /* Values of the templates; no multiples of each other or of a row. */
 enum { N_KV = 1048583, N_TYPED = 524309 };
 
@@ -71,12 +71,8 @@ static kvs_status make_inputs(cuda_case *c, mha_bench *s, kvs_error *err)
 {
     mha_args *a = &s->a;
     const size_t pairs = (size_t)a->n_row * (size_t)a->n_head;
-    double n_key = 0.0;
     void *p = NULL;
-    for (int32_t row = 0; row < a->n_row; row++) {
-        s->len[row] = a->n_key - a->n_row + 1 + row;
-        n_key += s->len[row];
-    }
+    c->flop = bench_mha_lengths(a, s->len);
     TRY(put_tiled(c, pairs * Q_DIM * sizeof *s->q, s->q, N_TYPED * sizeof *s->q, &p, err));
     a->q = p;
     TRY(put_tiled(c, (size_t)a->n_key * (size_t)a->n_head * KV_DIM * sizeof *s->kv, s->kv,
@@ -88,7 +84,6 @@ static kvs_status make_inputs(cuda_case *c, mha_bench *s, kvs_error *err)
     const size_t len_bytes = (size_t)a->n_row * sizeof *s->len;
     TRY(put_tiled(c, len_bytes, s->len, len_bytes, &p, err));
     a->len = p;
-    c->flop = 2.0 * (Q_DIM + VDIM) * a->n_head * n_key;
     c->byte = (double)a->n_key * (4.0 * KV_DIM * a->n_head + 2.0 * ROPE) +
               (double)pairs * (2.0 * Q_DIM + 4.0 * VDIM + 4.0);
     return KVS_OK;
@@ -236,21 +231,7 @@ kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err)
     c->n_set = 1;
     snprintf(c->label, sizeof c->label, "%d of %d h%d", (int)c->p.q, (int)c->p.len,
              (int)c->p.heads);
-    s->a = (mha_args){.n_row = c->p.q,
-                      .n_head = c->p.heads,
-                      .nope = NOPE,
-                      .v_dim = VDIM,
-                      .type = KVS_DTYPE_BF16,
-                      .q_stride_row = (int64_t)c->p.heads * Q_DIM,
-                      .q_stride_head = Q_DIM,
-                      .softmax_scale = 1.0f / sqrtf((float)Q_DIM),
-                      .n_key = (int32_t)c->p.len,
-                      .kv_stride_key = (int64_t)c->p.heads * KV_DIM,
-                      .kv_stride_head = KV_DIM,
-                      .rope_stride = ROPE,
-                      .first = 1,
-                      .out_stride_row = (int64_t)c->p.heads * VDIM,
-                      .out_stride_head = VDIM};
+    s->a = bench_mha_args(c->p.q, c->p.heads, (int32_t)c->p.len, KVS_DTYPE_BF16);
     TRY(make_templates(c, s, err));
     TRY(make_inputs(c, s, err));
     return make_outputs(c, s, err);

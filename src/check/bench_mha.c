@@ -10,16 +10,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "check/bench_mha.h"
 #include "check/case_mha.h"
 
-enum {
-    NOPE = 128,
-    ROPE = KVS_ROPE_DIM,
-    VDIM = 128,
-    Q_DIM = NOPE + ROPE,
-    KV_DIM = NOPE + VDIM,
-    N_PAIR = 6
-};
+enum { N_PAIR = 6 };
 
 typedef struct mha_state {
     mha_args a;
@@ -27,6 +21,35 @@ typedef struct mha_state {
     double *work;
     orc_mha *o; /* [1] */
 } mha_state;
+
+mha_args bench_mha_args(int32_t n_row, int32_t n_head, int32_t n_key, int32_t type)
+{
+    return (mha_args){.n_row = n_row,
+                      .n_head = n_head,
+                      .nope = NOPE,
+                      .v_dim = VDIM,
+                      .type = type,
+                      .q_stride_row = (int64_t)n_head * Q_DIM,
+                      .q_stride_head = Q_DIM,
+                      .softmax_scale = 1.0f / sqrtf((float)Q_DIM),
+                      .n_key = n_key,
+                      .kv_stride_key = (int64_t)n_head * KV_DIM,
+                      .kv_stride_head = KV_DIM,
+                      .rope_stride = ROPE,
+                      .first = 1,
+                      .out_stride_row = (int64_t)n_head * VDIM,
+                      .out_stride_head = VDIM};
+}
+
+double bench_mha_lengths(const mha_args *a, int32_t *len)
+{
+    double n_key = 0.0;
+    for (int32_t row = 0; row < a->n_row; row++) {
+        len[row] = a->n_key - a->n_row + 1 + row;
+        n_key += len[row];
+    }
+    return 2.0 * (Q_DIM + VDIM) * a->n_head * n_key;
+}
 
 static kvs_status call_mha(bench_case *c, int32_t set, kvs_error *err)
 {
@@ -99,11 +122,7 @@ static kvs_status make_rest(bench_case *c, mha_state *s, kvs_error *err)
     TRY(bench_alloc(c, (size_t)a->n_row * sizeof(int32_t), &p, err));
     int32_t *len = p;
     a->len = len;
-    double n_key = 0.0;
-    for (int32_t row = 0; row < a->n_row; row++) {
-        len[row] = a->n_key - a->n_row + 1 + row;
-        n_key += len[row];
-    }
+    c->flop = bench_mha_lengths(a, len);
     TRY(bench_alloc(c, (size_t)pairs * VDIM * sizeof(float), &p, err));
     a->out = p;
     TRY(bench_alloc(c, (size_t)pairs * sizeof(float), &p, err));
@@ -115,7 +134,6 @@ static kvs_status make_rest(bench_case *c, mha_state *s, kvs_error *err)
     TRY(bench_scratch(c, c->run->kern.mha_scratch(a, &c->run->queue), &a->scratch,
                       &a->scratch_bytes, err));
     const double elem = a->type == KVS_DTYPE_F32 ? 4.0 : 2.0;
-    c->flop = 2.0 * (Q_DIM + VDIM) * a->n_head * n_key;
     c->byte = (double)c->set_bytes + elem * ROPE * a->n_key +
               (double)pairs * (elem * Q_DIM + 4.0 * VDIM + 4.0);
     return KVS_OK;
@@ -139,21 +157,8 @@ static kvs_status setup_mha(bench_case *c, int32_t i_label, kvs_error *err)
     c->kv = kv_fmt_name(kv);
     c->call = call_mha;
     c->check = check_mha;
-    s->a = (mha_args){.n_row = c->p.q,
-                      .n_head = c->p.heads,
-                      .nope = NOPE,
-                      .v_dim = VDIM,
-                      .type = kv == KVS_KV_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16,
-                      .q_stride_row = (int64_t)c->p.heads * Q_DIM,
-                      .q_stride_head = Q_DIM,
-                      .softmax_scale = 1.0f / sqrtf((float)Q_DIM),
-                      .n_key = (int32_t)c->p.len,
-                      .kv_stride_key = (int64_t)c->p.heads * KV_DIM,
-                      .kv_stride_head = KV_DIM,
-                      .rope_stride = ROPE,
-                      .first = 1,
-                      .out_stride_row = (int64_t)c->p.heads * VDIM,
-                      .out_stride_head = VDIM};
+    s->a = bench_mha_args(c->p.q, c->p.heads, (int32_t)c->p.len,
+                          kv == KVS_KV_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16);
     c->set_bytes = (size_t)c->p.len * (size_t)c->p.heads * KV_DIM * sizeof(float);
     c->n_set = bench_n_set(c, c->set_bytes);
     TRY(make_keys(c, s, err));

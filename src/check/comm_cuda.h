@@ -30,6 +30,8 @@ typedef struct gpu_run {
     char first[320]; /* failed row */
 } gpu_run;
 
+/* Hands a line over. */
+void gpu_line(gpu_run *r, const char *line);
 /* Formats a row, counts it and hands it over; wrong NULL or empty: it passed; skip: it was left out. */
 void gpu_row(gpu_run *r, const char *what, const char *wrong, const char *tail);
 void gpu_skip(gpu_run *r, const char *what, const char *why);

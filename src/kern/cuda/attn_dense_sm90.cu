@@ -78,34 +78,17 @@ struct target {
     int64_t slot; /* of partials: of the item's first row and head */
 };
 
-/* One row of M: normalised values, lse. `sum` is the row sum, NaN where the row is to be dropped. */
-static __device__ __forceinline__ void row_store(const dense_params &p, const dense_unit &u,
-                                                 const target &t, const float (&o)[128], int odd,
-                                                 int row, int head, int len, float ref, float sum,
-                                                 int col, bool first)
+static __device__ __forceinline__ row_target row_target_of(const dense_params &p,
+                                                           const dense_unit &u, const target &t,
+                                                           int row, int head)
 {
-    const bool none = len == 0 || sum == 0.0f, bad = !none && !(sum < -NEG_INF);
-    const float f = none || bad ? 0.0f : 1.0f / sum;
-    const int64_t part = t.slot + (int64_t)(row - u.item.row) * p.n_head + head;
-    void *base = t.partial ? (void *)p.part_out : p.out;
-    const int64_t at =
-        t.partial ? part * DENSE_VDIM : row * p.out_stride_row + head * p.out_stride_head;
-    const bool bf16 = !t.partial && p.out_bf16, wide = t.partial || p.out_wide;
-#pragma unroll
-    for (int j = 0; j < 32; j++) {
-        const float a = o[4 * j + 2 * odd], b = o[4 * j + 2 * odd + 1];
-        out_pair(base, bf16, wide, at + col + 8 * j, f == 0.0f ? 0.0f : a * f,
-                 f == 0.0f ? 0.0f : b * f);
+    if (t.partial) {
+        const int64_t part = t.slot + (int64_t)(row - u.item.row) * p.n_head + head;
+        return {p.part_out + part * DENSE_VDIM, p.part_lse + part, false, true, true};
     }
-    if (!first)
-        return;
-    const float lse = none ? NEG_INF : ref + log2f(sum);
-    if (t.partial) /* NaN goes on: the merge drops the row and counts it once */
-        p.part_lse[part] = bad ? __int_as_float(0x7fc00000) : lse;
-    else
-        p.lse[(int64_t)row * p.n_head + head] = bad ? NEG_INF : lse * 0.693147180559945309f;
-    if (bad && !t.partial && p.n_nan != NULL)
-        atomicAdd(p.n_nan, 1ull);
+    const int64_t at = row * p.out_stride_row + head * p.out_stride_head;
+    return {(char *)p.out + at * (p.out_bf16 ? 2 : 4), p.lse + (int64_t)row * p.n_head + head,
+            p.out_bf16 != 0, p.out_wide != 0, false};
 }
 
 /* Rows that attend nothing in this piece: (0, -inf); of a partial the lse alone. */
@@ -191,16 +174,16 @@ finish(const dense_params &p, consumer &c, const page_tiles<KIND> &tiles, const 
        const target &t, int head0, int n_head, uint32_t n_share)
 {
     const two sum = sums_finish(c, n_share);
-    const int m = 16 * c.warp + c.lane / 4, quad = c.lane % 4;
-    const int col = 256 * c.group + 2 * quad;
-    const bool first = c.group == 0 && quad == 0;
+    const int m = 16 * c.warp + c.lane / 4;
     const share &s = tiles.s;
     int r = m / p.heads, h = m % p.heads;
     if (r < s.n && h < n_head)
-        row_store(p, u, t, c.o, 0, s.row + r, head0 + h, tiles.nx, c.ref.x, sum.x, col, first);
+        row_finish(c, 0, row_target_of(p, u, t, s.row + r, head0 + h), tiles.nx == 0, sum.x,
+                   p.n_nan);
     r = (m + 8) / p.heads, h = (m + 8) % p.heads;
     if (r < s.n && h < n_head)
-        row_store(p, u, t, c.o, 1, s.row + r, head0 + h, tiles.ny, c.ref.y, sum.y, col, first);
+        row_finish(c, 1, row_target_of(p, u, t, s.row + r, head0 + h), tiles.ny == 0, sum.y,
+                   p.n_nan);
 }
 
 /* Factor of the scores of row m of M, and how many keys it attends; 0 of a row that is not there. */

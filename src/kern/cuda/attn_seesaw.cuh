@@ -28,6 +28,8 @@
 
 #include <cuda_bf16.h>
 
+#include "kern/cuda/attn_online.cuh"
+#include "kern/cuda/attn_out.cuh"
 #include "kern/cuda/ptx_tile.cuh"
 
 enum {
@@ -44,8 +46,6 @@ enum { BAR_LEFT = 1, BAR_RIGHT = 5, BAR_GROUP = 9, BAR_BOTH = 11, BAR_OWN = 12 }
 /* Parts of a tile that are given back together. */
 enum { FREE_ROPE, FREE_LEFT, FREE_RIGHT, N_FREE };
 enum { WHOLE = -1 };
-#define GROW    8.0f
-#define NEG_INF (-__int_as_float(0x7f800000))
 
 /* Shared memory; from AT_OWN on the kernel's. */
 enum {
@@ -55,11 +55,6 @@ enum {
     AT_REF = AT_P + 64 * GROUP,   /* float [2][64] references of left, right */
     AT_SUM = AT_REF + 2 * 64 * 4, /* float [2][2][64] row sums             */
     AT_OWN = AT_SUM + 4 * 64 * 4
-};
-
-/* What a thread knows of its two rows of M, 8 apart. */
-struct two {
-    float x, y;
 };
 
 /* A thread of a group at its work. */
@@ -150,23 +145,8 @@ static __device__ __forceinline__ uint32_t weight_pair(float a, float b)
  * fragments. Returns what the sums so far are to be multiplied by. */
 static __device__ __forceinline__ two weights(float (&s)[32], uint32_t (&w)[16], two &ref, two &l)
 {
-    float mx = NEG_INF, my = NEG_INF;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        mx = fmaxf(mx, fmaxf(s[4 * j], s[4 * j + 1]));
-        my = fmaxf(my, fmaxf(s[4 * j + 2], s[4 * j + 3]));
-    }
-    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
-    my = fmaxf(my, __shfl_xor_sync(~0u, my, 1));
-    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
-    my = fmaxf(my, __shfl_xor_sync(~0u, my, 2));
-    const two was = ref;
-    ref.x = mx > was.x + GROW ? mx : was.x;
-    ref.y = my > was.y + GROW ? my : was.y;
-    const float sx = ref.x == NEG_INF ? 0.0f : ref.x, sy = ref.y == NEG_INF ? 0.0f : ref.y;
-    two alpha;
-    alpha.x = ref.x == was.x ? 1.0f : exp2_approx(was.x - ref.x);
-    alpha.y = ref.y == was.y ? 1.0f : exp2_approx(was.y - ref.y);
+    const two alpha = refs_move(ref, rows_max(s));
+    const float sx = ref_finite(ref.x), sy = ref_finite(ref.y);
     float lx = 0.0f, ly = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -233,8 +213,8 @@ static __device__ __forceinline__ two weights_take(consumer &c, uint32_t (&w)[16
     const int m = 16 * c.warp + c.lane / 4;
     const two to = {lds_f(ref + 4 * m), lds_f(ref + 4 * m + 32)};
     two alpha;
-    alpha.x = to.x == c.ref.x ? 1.0f : exp2_approx(c.ref.x - to.x);
-    alpha.y = to.y == c.ref.y ? 1.0f : exp2_approx(c.ref.y - to.y);
+    alpha.x = ref_change(c.ref.x, to.x);
+    alpha.y = ref_change(c.ref.y, to.y);
     c.l.x *= alpha.x;
     c.l.y *= alpha.y;
     c.ref = to;
@@ -376,6 +356,40 @@ static __device__ __forceinline__ two sums_finish(consumer &c, uint32_t n)
     named_barrier<BAR_BOTH, CONSUMERS>();
     return {lds_f(sum + 4 * m) + lds_f(sum + 64 * 4 + 4 * m),
             lds_f(sum + 4 * m + 32) + lds_f(sum + 64 * 4 + 4 * m + 32)};
+}
+
+/* Where a row of M goes: its head's values and lse. */
+struct row_target {
+    void *out; /* of the head's first value */
+    float *lse;
+    bool bf16, wide; /* wide: pairs are aligned */
+    bool
+        partial; /* a NaN goes on and lse stays in base 2: the merge drops the row and counts it once */
+};
+
+/* The thread's first (odd 0) or second row, normalised. `sum` is NaN where the row is to be dropped; empty: it attends
+ * nothing. */
+static __device__ __forceinline__ void row_finish(const consumer &c, int odd, const row_target &t,
+                                                  bool empty, float sum, unsigned long long *n_nan)
+{
+    const bool none = empty || sum == 0.0f, bad = !none && !(sum < -NEG_INF);
+    const float f = none || bad ? 0.0f : 1.0f / sum;
+    const int col = 256 * c.group + 2 * (c.lane % 4);
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+        const float a = c.o[4 * j + 2 * odd], b = c.o[4 * j + 2 * odd + 1];
+        out_pair(t.out, t.bf16, t.wide, col + 8 * j, f == 0.0f ? 0.0f : a * f,
+                 f == 0.0f ? 0.0f : b * f);
+    }
+    if (c.group != 0 || c.lane % 4 != 0)
+        return;
+    const float lse = none ? NEG_INF : (odd ? c.ref.y : c.ref.x) + log2f(sum);
+    if (t.partial)
+        *t.lse = bad ? __int_as_float(0x7fc00000) : lse;
+    else
+        *t.lse = bad ? NEG_INF : lse * 0.693147180559945309f;
+    if (bad && !t.partial && n_nan != NULL)
+        atomicAdd(n_nan, 1ull);
 }
 
 #endif

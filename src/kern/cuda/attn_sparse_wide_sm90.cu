@@ -103,41 +103,21 @@ static __device__ __forceinline__ float head_factor(const sparse_params &p, int6
 
 /* ---- results ----------------------------------------------------------------------------------- */
 
-/* One head: values of this thread, normalised, and lse. `sum` is NaN where the head is to be dropped. */
-static __device__ __forceinline__ void head_store(const sparse_params &p, const target &t,
-                                                  const float (&o)[128], int odd, int head,
-                                                  float ref, float sum, int col, bool first)
+static __device__ __forceinline__ row_target head_target(const target &t, int head)
 {
-    const bool none = sum == 0.0f, bad = !(sum < -NEG_INF);
-    const float f = none || bad ? 0.0f : 1.0f / sum;
-    const int64_t at = head * t.stride_head + col;
-#pragma unroll
-    for (int j = 0; j < 32; j++) {
-        const float a = o[4 * j + 2 * odd], b = o[4 * j + 2 * odd + 1];
-        out_pair(t.out, t.bf16, t.wide, at + 8 * j, f == 0.0f ? 0.0f : a * f,
-                 f == 0.0f ? 0.0f : b * f);
-    }
-    if (!first)
-        return;
-    const float lse = none ? NEG_INF : ref + log2f(sum);
-    if (t.partial) /* NaN goes on: the merge drops the row and counts it once */
-        t.lse[head] = bad ? __int_as_float(0x7fc00000) : lse;
-    else
-        t.lse[head] = bad ? NEG_INF : lse * 0.693147180559945309f;
-    if (bad && !t.partial && p.n_nan != NULL)
-        atomicAdd(p.n_nan, 1ull);
+    const int64_t at = head * t.stride_head;
+    return {(char *)t.out + at * (t.bf16 ? 2 : 4), t.lse + head, t.bf16, t.wide, t.partial};
 }
 
 static __device__ __forceinline__ void results_store(const sparse_params &p, consumer &c,
                                                      const target &t, int n_head)
 {
     const two sum = sums_finish(c, 0);
-    const int m = 16 * c.warp + c.lane / 4, col = 256 * c.group + 2 * (c.lane % 4);
-    const bool first = c.group == 0 && c.lane % 4 == 0;
+    const int m = 16 * c.warp + c.lane / 4;
     if (m < n_head)
-        head_store(p, t, c.o, 0, m, c.ref.x, sum.x, col, first);
+        row_finish(c, 0, head_target(t, m), false, sum.x, p.n_nan);
     if (m + 8 < n_head)
-        head_store(p, t, c.o, 1, m + 8, c.ref.y, sum.y, col, first);
+        row_finish(c, 1, head_target(t, m + 8), false, sum.y, p.n_nan);
 }
 
 /* ---- consumers --------------------------------------------------------------------------------- */

@@ -21,7 +21,9 @@
  */
 #include <cuda_bf16.h>
 
+#include "kern/cuda/attn_online.cuh"
 #include "kern/cuda/cuda.h"
+#include "kern/cuda/launch.cuh"
 #include "kern/cuda/mha_sm90.cuh"
 #include "kern/cuda/ptx_tile.cuh"
 
@@ -48,10 +50,8 @@ enum {
 };
 enum { BAR_GROUP = 1 }; /* and 2: of each group */
 
-#define NEG_INF (-__int_as_float(0x7f800000))
-#define LOG2E   1.44269504088896341f
-#define LN2     0.693147180559945309f
-#define GROW    8.0f
+#define LOG2E 1.44269504088896341f
+#define LN2   0.693147180559945309f
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
@@ -137,11 +137,6 @@ static __device__ void tiles_copy(const mha_params &p, uint32_t smem, uint32_t r
 }
 
 /* ---- consumers: queries and state ------------------------------------------------------------- */
-
-/* What a thread knows of its two rows of M, 8 apart. */
-struct two {
-    float x, y;
-};
 
 struct consumer {
     uint32_t smem;
@@ -431,25 +426,11 @@ static __device__ __forceinline__ two weights(consumer &c, float (&s)[64], float
             s[4 * j + 3] = k + 1 < ny ? s[4 * j + 3] : NEG_INF;
         }
     }
-    float mx = NEG_INF, my = NEG_INF;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        mx = fmaxf(mx, fmaxf(s[4 * j], s[4 * j + 1]));
-        my = fmaxf(my, fmaxf(s[4 * j + 2], s[4 * j + 3]));
-    }
-    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
-    my = fmaxf(my, __shfl_xor_sync(~0u, my, 1));
-    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
-    my = fmaxf(my, __shfl_xor_sync(~0u, my, 2));
-    mx *= f;
-    my *= f;
-    const two was = c.ref;
-    c.ref.x = mx > was.x + GROW ? mx : was.x;
-    c.ref.y = my > was.y + GROW ? my : was.y;
-    const float sx = c.ref.x == NEG_INF ? 0.0f : c.ref.x, sy = c.ref.y == NEG_INF ? 0.0f : c.ref.y;
-    two alpha;
-    alpha.x = c.ref.x == was.x ? 1.0f : exp2_approx(was.x - c.ref.x);
-    alpha.y = c.ref.y == was.y ? 1.0f : exp2_approx(was.y - c.ref.y);
+    two most = rows_max(s);
+    most.x *= f;
+    most.y *= f;
+    const two alpha = refs_move(c.ref, most);
+    const float sx = ref_finite(c.ref.x), sy = ref_finite(c.ref.y);
     float lx = 0.0f, ly = 0.0f;
     exponents(s, f, sx, sy, flag);
 #pragma unroll
@@ -732,20 +713,8 @@ template <int PAIR> static cudaError_t main_launch(const mha_params &p, dev_queu
     static uint64_t shared_set;
     cuda_shared_max(mha_main<PAIR>, SMEM_BYTES, &shared_set);
     const int64_t most = q->n_sm > PAIR ? q->n_sm / PAIR : 1, n = unit_count(p, PAIR);
-    cudaLaunchAttribute attr[2];
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributeClusterDimension;
-    attr[1].val.clusterDim.x = PAIR;
-    attr[1].val.clusterDim.y = attr[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = dim3((unsigned)(n < most ? n : most) * PAIR);
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = SMEM_BYTES;
-    c.stream = cuda_stream(q);
-    c.attrs = attr;
-    c.numAttrs = PAIR > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&c, mha_main<PAIR>, p);
+    return launch_kernel(mha_main<PAIR>, dim3((unsigned)(n < most ? n : most) * PAIR), THREADS,
+                         SMEM_BYTES, true, p, cuda_stream(q), PAIR);
 }
 
 void mha_sm90(const mha_args *a, dev_queue *q)

@@ -254,17 +254,11 @@ static __device__ __noinline__ sel_cut sel_find(sel_shared *s, const uint2 *buf,
     return c;
 }
 
-/* The same for entries whose keys are lo or more: bins of 2^13 from there, two octaves of scores, find the cut in
- * one pass where the k-th best lies in them and not too many share its bin. */
-static __device__ __noinline__ sel_cut sel_find_above(sel_shared *s, const uint2 *buf, int32_t n,
-                                                      int32_t k, int32_t slack, uint32_t lo)
+/* Of entries whose keys are lo or more, in bins of 2^13 from there, two octaves of scores: the one that holds the k-th
+ * best, into s->bin, s->above, s->in_bin. */
+static __device__ __forceinline__ void sel_bin_above(sel_shared *s, const uint2 *buf, int32_t n,
+                                                     int32_t k, uint32_t lo)
 {
-    if (n <= k + slack) {
-        return {lo, 0};
-    }
-    if (lo == 0) {
-        return sel_find(s, buf, n, k, slack);
-    }
     sel_hist_zero(s);
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
@@ -274,6 +268,20 @@ static __device__ __noinline__ sel_cut sel_find_above(sel_shared *s, const uint2
     uint32_t h[4];
     sel_own_bins(s->hist, h);
     sel_find_bin(s, h, (uint32_t)k);
+}
+
+/* sel_find for entries whose keys are lo or more: one pass where the k-th best lies in those bins and not too many share
+ * its own. */
+static __device__ __noinline__ sel_cut sel_find_above(sel_shared *s, const uint2 *buf, int32_t n,
+                                                      int32_t k, int32_t slack, uint32_t lo)
+{
+    if (n <= k + slack) {
+        return {lo, 0};
+    }
+    if (lo == 0) {
+        return sel_find(s, buf, n, k, slack);
+    }
+    sel_bin_above(s, buf, n, k, lo);
     const uint32_t bin = s->bin;
     const uint32_t over = s->above + s->in_bin - (uint32_t)k;
     sel_sync();
@@ -309,15 +317,7 @@ static __device__ __noinline__ sel_cut sel_find_exact(sel_shared *s, const uint2
     if (lo == 0) {
         return sel_find(s, buf, n, k, 0);
     }
-    sel_hist_zero(s);
-#pragma unroll 1
-    for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
-        atomicAdd(&s->hist[min((sel_key(buf[i].x) - lo) >> 13, SEL_BIN - 1u)], 1u);
-    }
-    sel_sync();
-    uint32_t h[4];
-    sel_own_bins(s->hist, h);
-    sel_find_bin(s, h, (uint32_t)k);
+    sel_bin_above(s, buf, n, k, lo);
     const uint32_t bin = s->bin;
     const uint32_t in_bin = s->in_bin;
     const uint32_t need = (uint32_t)k - s->above;
