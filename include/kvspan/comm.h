@@ -68,6 +68,23 @@ kvs_status kvs_comm_open_threads(kvs_comm **out, int32_t n, const kvs_comm_confi
  * Threads: one at a time. */
 kvs_status kvs_comm_open_mpi(kvs_comm **out, const kvs_comm_config *cfg, kvs_error *err);
 
+/* Rank `rank` of `size` processes, 1 <= size <= 256, on one host or several, without a launcher: each
+ * opens its end with the same address "tcp://HOST:PORT" and the same size. Rank 0 must run on HOST (a
+ * name, an IPv4 address, or an IPv6 address in brackets), where it listens until all have come; the
+ * others may start before it, and try for as long as the time-out. Collective over the processes. A rank
+ * that is missing when time is over is named to all who came (KVS_PEER); one that does not fit (another
+ * size, a rank that is there already) is told so at once (KVS_INVALID), and the others go on waiting for
+ * the right one. Several groups may be opened at one address, one after the other.
+ *
+ * Afterwards each process listens on a port of its own choice, at the address it reached rank 0 from,
+ * and each two of them are connected: firewalls between the hosts let that pass. With 127.0.0.1 as HOST
+ * nothing outside of the host can connect. What is not a rank may connect and does no harm, but ranks are
+ * not authenticated and nothing is encrypted: as with MPI, the network is one that is trusted. A process
+ * that dies is noticed by its peers at once, a host that vanishes by the time-out.
+ * Threads: any. */
+kvs_status kvs_comm_open_tcp(kvs_comm **out, const char *address, int32_t rank, int32_t size,
+                             const kvs_comm_config *cfg, kvs_error *err);
+
 /* How many processes the MPI launcher (mpirun, mpiexec) started this one with; 0: none did.
  * Read from the environment; MPI need not run. Threads: any. */
 int32_t kvs_comm_launched(void);

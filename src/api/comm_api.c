@@ -74,6 +74,18 @@ kvs_status kvs_comm_open_mpi(kvs_comm **out, const kvs_comm_config *cfg, kvs_err
     return comm_mpi_open(out, &c, err);
 }
 
+kvs_status kvs_comm_open_tcp(kvs_comm **out, const char *address, int32_t rank, int32_t size,
+                             const kvs_comm_config *cfg, kvs_error *err)
+{
+    if (out == NULL) {
+        return no_out(err);
+    }
+    *out = NULL;
+    comm_config c;
+    TRY(config_read(cfg, &c, err));
+    return comm_tcp_open(out, address, rank, size, &c, err);
+}
+
 int32_t kvs_comm_launched(void)
 {
     static const char *const var[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"};

@@ -248,6 +248,31 @@ kvs_status comm_fail_closed(comm *c, const comm_head *head, int32_t rank)
     return comm_fail(c, "rank %d has closed its end before %s", rank, what);
 }
 
+kvs_status comm_check_stamps(comm *c, const comm_head *head, bool first, const comm_stamp *stamps,
+                             size_t stride)
+{
+    const unsigned char *base = (const unsigned char *)stamps;
+    for (int32_t p = 0; p < c->size; p++) {
+        const comm_stamp *s = (const comm_stamp *)(const void *)(base + (size_t)p * stride);
+        if (p != c->rank && s->head.op == COMM_OP_CLOSE) {
+            return comm_fail_closed(c, head, p);
+        }
+    }
+    for (int32_t p = 1; p < c->size && first && !c->cfg.no_check; p++) {
+        const comm_stamp *s = (const comm_stamp *)(const void *)(base + (size_t)p * stride);
+        if (!comm_head_equal(&stamps->head, &s->head)) {
+            return comm_fail_mismatch(c, 0, &stamps->head, p, &s->head);
+        }
+    }
+    for (int32_t p = 0; p < c->size; p++) {
+        const comm_stamp *s = (const comm_stamp *)(const void *)(base + (size_t)p * stride);
+        if (p != c->rank && s->bytes != c->in[p].bytes) {
+            return comm_fail_size(c, head, p, s->bytes, c->in[p].bytes);
+        }
+    }
+    return KVS_OK;
+}
+
 void comm_abort(comm *c, const char *reason)
 {
     if (c != NULL) {
@@ -332,6 +357,41 @@ static kvs_status err_ended(comm *c, kvs_error *err)
     tail_text(c, tail, sizeof tail);
     return err_set(err, KVS_PEER, "%s [rank %d, last calls: %s]", c->family->text, c->rank,
                    tail[0] != '\0' ? tail : "none");
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+bool comm_room_reserve(comm_room *r, size_t n)
+{
+    if (n <= r->cap) {
+        return true;
+    }
+    unsigned char *fresh = mem_alloc(n, 0);
+    if (fresh == NULL) {
+        return false;
+    }
+    mem_free(r->p);
+    *r = (comm_room){fresh, n};
+    return true;
+}
+
+kvs_status comm_room_for_views(comm *c, comm_room *r, kvs_error *err)
+{
+    size_t n = 0;
+    for (int32_t p = 0; p < c->size; p++) {
+        n += p != c->rank && c->in[p].p == NULL ? comm_align_up(c->in[p].bytes) : 0;
+    }
+    if (!comm_room_reserve(r, n)) {
+        return err_set(err, KVS_NOMEM, "no memory for %zu bytes of views on rank %d", n, c->rank);
+    }
+    size_t at = 0;
+    for (int32_t p = 0; p < c->size; p++) {
+        if (p != c->rank && c->in[p].p == NULL && c->in[p].bytes > 0) {
+            c->in[p].p = r->p + at;
+            at += comm_align_up(c->in[p].bytes);
+        }
+    }
+    return KVS_OK;
 }
 
 /* ---- a call ---------------------------------------------------------------------------------- */

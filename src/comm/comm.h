@@ -48,6 +48,7 @@ const char *comm_op_name(int32_t op);
 
 enum {
     COMM_MAX_THREADS = 64,
+    COMM_MAX_TCP = 256,
     /* what a rank that is a thread holds of what it sends: so many times its largest message of a group, since
      * peers may still read one while the next is laid out */
     COMM_THREAD_STAGING = 2
@@ -70,6 +71,11 @@ kvs_status comm_thread_open(comm **out, int32_t n, const comm_config *cfg, kvs_e
 /* This process's rank of MPI_COMM_WORLD; see kvs_comm_open_mpi. */
 kvs_status comm_mpi_open(comm **out, const comm_config *cfg, kvs_error *err);
 
+/* Rank `rank` of `size` processes that meet at "tcp://HOST:PORT", where rank 0 listens until all have come; see
+ * kvs_comm_open_tcp. */
+kvs_status comm_tcp_open(comm **out, const char *address, int32_t rank, int32_t size,
+                         const comm_config *cfg, kvs_error *err);
+
 /* Counters of one rank since it opened: payload it gave to OTHER ranks and took from them in calls
  * that succeeded. Handshake and comm_agree count as the operations they are made of. */
 typedef struct comm_stats {
@@ -84,7 +90,7 @@ typedef struct comm_stats {
 
 int32_t comm_rank(const comm *c);
 int32_t comm_size(const comm *c);
-const char *comm_transport(const comm *c); /* "self", "threads", "mpi" */
+const char *comm_transport(const comm *c); /* "self", "threads", "tcp", "mpi" */
 const comm_stats *comm_counters(const comm *c);
 /* Changes how long this rank waits in later calls; ms > 0. */
 void comm_set_timeout(comm *c, int32_t ms);

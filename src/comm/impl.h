@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "base/err.h"
+#include "base/mem.h"
 #include "comm/comm.h"
 
 enum { COMM_TEXT = 168, COMM_RING = 16 };
@@ -23,6 +24,20 @@ typedef struct comm_head {
     int32_t op;
     int32_t root; /* broadcast only, else 0                       */
 } comm_head;
+
+/* What goes before a segment between processes. */
+typedef struct comm_stamp {
+    comm_head head;
+    uint64_t bytes; /* of the segment */
+} comm_stamp;
+
+enum { COMM_OP_CLOSE = -1 }; /* in the stamp of an end that closes */
+
+/* Memory that grows and stays. */
+typedef struct comm_room {
+    unsigned char *p;
+    size_t cap;
+} comm_room;
 
 typedef struct comm_out {
     const void *p;
@@ -126,6 +141,13 @@ kvs_status comm_fail_mismatch(comm *c, int32_t rank_a, const comm_head *a, int32
 /* Ends the group because a rank sent `got` bytes where `want` were due. */
 kvs_status comm_fail_size(comm *c, const comm_head *head, int32_t rank, size_t got, size_t want);
 kvs_status comm_fail_closed(comm *c, const comm_head *head, int32_t rank);
+/* Compares the stamps that all ranks sent, `stride` bytes apart, this rank's own among them: closed
+ * ends, heads (of a first exchange, unless no_check), then the sizes of the segments. */
+kvs_status comm_check_stamps(comm *c, const comm_head *head, bool first, const comm_stamp *stamps,
+                             size_t stride);
+bool comm_room_reserve(comm_room *r, size_t n);
+/* Gives the segments that comm.c wants to look at (p NULL) memory of r. */
+kvs_status comm_room_for_views(comm *c, comm_room *r, kvs_error *err);
 static inline bool comm_head_equal(const comm_head *a, const comm_head *b)
 {
     return a->number == b->number && a->bytes == b->bytes && a->op == b->op && a->root == b->root;
@@ -139,6 +161,11 @@ kvs_status comm_call_exchange(comm *c, bool first, kvs_error *err);
 kvs_status comm_call_end(comm *c, kvs_status st, kvs_error *err);
 /* Instead of a call: ends the group because this rank cannot enter. */
 kvs_status comm_call_refuse(comm *c, kvs_status st, int32_t op, const char *why, kvs_error *err);
+
+static inline size_t comm_align_up(size_t n)
+{
+    return (n + (MEM_ALIGN - 1)) & ~(size_t)(MEM_ALIGN - 1);
+}
 
 /* "all_gather of 64 bytes (call 17)" */
 void comm_head_text(char *buf, size_t cap, const comm_head *h);

@@ -30,11 +30,8 @@ enum {
     GRACE_MS = 10 /* to complete a call all had entered when the family ended */
 };
 
-enum { OP_CLOSE = -1 }; /* in the packet of an end that closes */
-
 typedef struct packet {
-    comm_head head;
-    uint64_t bytes; /* of the segment */
+    comm_stamp stamp;
     unsigned char data[INLINE];
 } packet;
 
@@ -49,10 +46,8 @@ typedef struct end {
     packet *in;           /* [size] */
     bool *late;           /* [size] */
     MPI_Request *req;     /* [2, size]: receives, sends */
-    unsigned char *stage; /* rounds: what goes out, then what comes in */
-    size_t stage_cap;
-    unsigned char *view; /* segments that comm.c wants to look at */
-    size_t view_cap;
+    comm_room stage;      /* rounds: what goes out, then what comes in */
+    comm_room view;       /* segments that comm.c wants to look at */
     bool stuck;
 } end;
 
@@ -194,8 +189,7 @@ static int post_packets(comm *c, const comm_head *head)
         }
         packet *k = &e->out[p];
         const size_t n = in_packet(c->out[p].bytes);
-        k->head = *head;
-        k->bytes = c->out[p].bytes;
+        k->stamp = (comm_stamp){*head, c->out[p].bytes};
         if (n > 0) {
             memcpy(k->data, c->out[p].p, n);
         }
@@ -204,48 +198,6 @@ static int post_packets(comm *c, const comm_head *head)
     }
     mpi_unlock();
     return code;
-}
-
-static kvs_status check_packets(comm *c, const comm_head *head, bool first)
-{
-    end *e = c->impl;
-    for (int32_t p = 0; p < c->size; p++) {
-        if (p != c->rank && e->in[p].head.op == OP_CLOSE) {
-            return comm_fail_closed(c, head, p);
-        }
-    }
-    e->in[c->rank].head = *head;
-    for (int32_t p = 1; p < c->size && first && !c->cfg.no_check; p++) {
-        if (!comm_head_equal(&e->in[0].head, &e->in[p].head)) {
-            return comm_fail_mismatch(c, 0, &e->in[0].head, p, &e->in[p].head);
-        }
-    }
-    for (int32_t p = 0; p < c->size; p++) {
-        if (p != c->rank && e->in[p].bytes != c->in[p].bytes) {
-            return comm_fail_size(c, head, p, e->in[p].bytes, c->in[p].bytes);
-        }
-    }
-    return KVS_OK;
-}
-
-static bool reserve(unsigned char **block, size_t *cap, size_t n)
-{
-    if (n <= *cap) {
-        return true;
-    }
-    unsigned char *fresh = mem_alloc(n, 0);
-    if (fresh == NULL) {
-        return false;
-    }
-    mem_free(*block);
-    *block = fresh;
-    *cap = n;
-    return true;
-}
-
-static size_t align_up(size_t n)
-{
-    return (n + (MEM_ALIGN - 1)) & ~(size_t)(MEM_ALIGN - 1);
 }
 
 static size_t rest_of(size_t bytes)
@@ -257,29 +209,20 @@ static size_t rest_of(size_t bytes)
 static kvs_status reserve_all(comm *c, kvs_error *err)
 {
     end *e = c->impl;
-    size_t view = 0;
     size_t stage = 0;
     for (int32_t p = 0; p < c->size; p++) {
         if (p == c->rank) {
             continue;
         }
-        view += c->in[p].p == NULL ? align_up(c->in[p].bytes) : 0;
         const size_t a = rest_of(c->out[p].bytes);
         const size_t b = rest_of(c->in[p].bytes);
-        stage += align_up(a < CHUNK ? a : CHUNK) + align_up(b < CHUNK ? b : CHUNK);
+        stage += comm_align_up(a < CHUNK ? a : CHUNK) + comm_align_up(b < CHUNK ? b : CHUNK);
     }
-    if (!reserve(&e->view, &e->view_cap, view) || !reserve(&e->stage, &e->stage_cap, stage)) {
-        return err_set(err, KVS_NOMEM, "no memory for %zu bytes of staging on rank %d",
-                       view + stage, c->rank);
+    if (!comm_room_reserve(&e->stage, stage)) {
+        return err_set(err, KVS_NOMEM, "no memory for %zu bytes of staging on rank %d", stage,
+                       c->rank);
     }
-    size_t at = 0;
-    for (int32_t p = 0; p < c->size; p++) {
-        if (p != c->rank && c->in[p].p == NULL && c->in[p].bytes > 0) {
-            c->in[p].p = e->view + at;
-            at += align_up(c->in[p].bytes);
-        }
-    }
-    return KVS_OK;
+    return comm_room_for_views(c, &e->view, err);
 }
 
 /* Bytes of a segment that travel in the round that begins at `done` bytes behind the packet. */
@@ -305,8 +248,8 @@ static int post_round(comm *c, size_t done, bool *any)
         if (p == c->rank || n == 0) {
             continue;
         }
-        unsigned char *s = e->stage + at;
-        at += align_up(n);
+        unsigned char *s = e->stage.p + at;
+        at += comm_align_up(n);
         *any = true;
         if (recv) {
             code =
@@ -328,8 +271,8 @@ static void take_round(comm *c, size_t done)
     for (int32_t p = 0; p < c->size; p++) {
         const size_t n = in_round(c->in[p].bytes, done);
         if (p != c->rank && n > 0) {
-            memcpy((unsigned char *)c->in[p].p + INLINE + done, e->stage + at, n);
-            at += align_up(n);
+            memcpy((unsigned char *)c->in[p].p + INLINE + done, e->stage.p + at, n);
+            at += comm_align_up(n);
         }
     }
 }
@@ -350,7 +293,8 @@ static kvs_status mpi_exchange(comm *c, const comm_head *head, bool first, kvs_e
         return st;
     }
     TRY(wait_all(c, head, until));
-    TRY(check_packets(c, head, first));
+    e->in[c->rank].stamp = (comm_stamp){*head, 0};
+    TRY(comm_check_stamps(c, head, first, &e->in[0].stamp, sizeof(packet)));
     for (int32_t p = 0; p < c->size; p++) {
         if (p != c->rank && c->in[p].bytes > 0) {
             memcpy(c->in[p].p, e->in[p].data, in_packet(c->in[p].bytes));
@@ -391,8 +335,8 @@ static void end_free(end *e)
     mem_free(e->in);
     mem_free(e->late);
     mem_free(e->req);
-    mem_free(e->stage);
-    mem_free(e->view);
+    mem_free(e->stage.p);
+    mem_free(e->view.p);
     mem_free(e);
 }
 
@@ -431,8 +375,7 @@ static void mpi_close(comm *c)
         mpi_lock();
         for (int32_t p = 0; p < c->size; p++) {
             packet *k = &e->out[p];
-            k->head = (comm_head){.op = OP_CLOSE};
-            k->bytes = 0;
+            k->stamp = (comm_stamp){{.op = COMM_OP_CLOSE}, 0};
             if (p != c->rank && MPI_Isend(k, (int)offsetof(packet, data), MPI_BYTE, e->world[p],
                                           e->tag, e->root->comm, &e->req[p]) != MPI_SUCCESS) {
                 e->req[p] = MPI_REQUEST_NULL;

@@ -229,11 +229,6 @@ static bool desk_reserve(desk *d, int i, size_t n)
     return true;
 }
 
-static size_t align_up(size_t n)
-{
-    return (n + (MEM_ALIGN - 1)) & ~(size_t)(MEM_ALIGN - 1);
-}
-
 /* Lays out what goes to each peer; segments that repeat the one before share its bytes. */
 static size_t lay_out(const comm *c, side *s)
 {
@@ -248,7 +243,7 @@ static size_t lay_out(const comm *c, side *s)
             s->at[p] = s->at[last];
         } else {
             s->at[p] = at;
-            at += align_up(c->out[p].bytes);
+            at += comm_align_up(c->out[p].bytes);
         }
         last = p;
     }

@@ -23,6 +23,20 @@ void case_split(rank_job *job);
 /* 4 ranks or more. */
 void case_uneven_split(rank_job *job);
 
+/* ---- processes (cases_process.c); two ranks or more, except case_large and case_slow ------------ */
+
+/* Segments of several megabytes; a gigabyte of buffers with 8 ranks. */
+void case_large(rank_job *job);
+/* Every rank sleeps before it enters its first call. */
+void case_slow(rank_job *job);
+/* With no_check: another operation of the same shape passes, another size does not. */
+void case_unchecked(rank_job *job);
+/* Rank 1 closes its end. */
+void case_leaving(rank_job *job);
+/* A thread of rank 1 ends a group that was split while all wait in its parent. */
+void case_aborted(rank_job *job);
+void case_handshake(rank_job *job);
+
 /* ---- faults ------------------------------------------------------------------------------------ */
 
 enum { LATE_MS = 800, DELAY_MS = 3200, DEADLINE_MS = 50000 };
