@@ -30,6 +30,9 @@ kvs_status cuda_case_alloc(cuda_case *c, size_t bytes, void **out, kvs_error *er
 int32_t cuda_case_sets(const cuda_case *c, double set_bytes)
 {
     const double want = 5.0 * (double)c->b->info.l2_bytes / (set_bytes > 1.0 ? set_bytes : 1.0);
+    if (want < 0.3) { /* one alone leaves nothing of its beginning there */
+        return 1;
+    }
     return want < 3.0 ? 3 : want > CUDA_MAX_SET ? CUDA_MAX_SET : (int32_t)ceil(want);
 }
 
@@ -251,6 +254,8 @@ static const cuda_point k_attn[] = {
     {128, 1, 128, LEN, 2048, 1, 0.5, DS},   {128, 1, 128, LEN, 2048, 1, 0.75, DS},
     {128, 1, 128, LEN, 2048, 1, 0.875, DS}, {64, 1, 128, LEN, 2048, 1, 0.875, DS},
     {64, 1, 128, LEN, 2048, 1, 1.0, DS},    {128, 2, 128, LEN, 32768, 1, 0.0, DS},
+    /* a part of a prompt */
+    {1, 4096, 128, LEN, 2048, 1, 0.0, DS},  {1, 4096, 128, LEN, 2048, 1, 0.875, DS},
     /* topk 0: dense */
     {128, 1, 128, 4096, 0, 1, 0.0, BF},     {128, 1, 128, 8192, 0, 1, 0.0, BF},
     {128, 1, 128, 16384, 0, 1, 0.0, BF},    {128, 1, 128, 32768, 0, 1, 0.0, BF},

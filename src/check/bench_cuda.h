@@ -69,9 +69,19 @@ void cuda_case_tile(cuda_case *c, void *dst, int64_t bytes, const void *template
 enum { CUDA_ATTN_ROWS = 4096, CUDA_ATTN_Q = 588096 };
 kvs_status cuda_attn_rows(cuda_case *c, attn_args *a, void (*change)(uint8_t *row), uint8_t **rows,
                           kvs_error *err);
-/* bf16 queries, repetitions of the CUDA_ATTN_Q values that *q keeps on the host, f32 outputs and LSE of n_set sets;
- * stats, and scratch filled with 0xFF. */
+/* The kvs_dtype of a point's results: bf16 where the rank has all keys, for the next product takes that; else f32, what a
+ * merge takes. And the bytes of one of them. */
+int32_t cuda_attn_out(const cuda_point *p);
+size_t cuda_attn_out_size(const attn_args *a);
+/* bf16 queries, repetitions of the CUDA_ATTN_Q values that *q keeps on the host, outputs and LSE of n_set sets; stats, and
+ * scratch filled with 0xFF. out_type is set before. */
 kvs_status cuda_attn_ends(cuda_case *c, attn_args *a, int32_t n_set, uint16_t **q, kvs_error *err);
+/* Runs set 0 with f32 results, over poisoned ones, and compares counters and these rows; where the case's results are bf16,
+ * runs it with those and compares their bits with the f32 ones rounded. compare finds f32 results in a's out. */
+typedef kvs_status cuda_row_compare(const cuda_case *c, int32_t row, check_result *r,
+                                    kvs_error *err);
+kvs_status cuda_attn_check(cuda_case *c, const attn_args *set0, int64_t n_key, const int32_t *rows,
+                           int32_t n, cuda_row_compare *compare, check_result *r, kvs_error *err);
 /* The bounds of the variant under test. */
 check_variant cuda_case_variant(const cuda_case *c);
 

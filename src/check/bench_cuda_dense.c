@@ -97,7 +97,7 @@ static kvs_status make_rest(cuda_case *c, dense_bench *s, kvs_error *err)
     c->flop = 2.0 * (DIM + VDIM) * a->n_head * (double)s->n_key;
     const shard_geom geom = {.n = c->p.dcp, .i = 1};
     c->byte = (double)a->row_stride * c->p.batch * (double)shard_len(geom, c->p.len) +
-              (double)heads * (DIM * 2.0 + VDIM * 4.0 + 4.0);
+              (double)heads * (DIM * 2.0 + VDIM * (double)cuda_attn_out_size(a) + 4.0);
     return KVS_OK;
 }
 
@@ -189,20 +189,9 @@ static kvs_status compare_row(const cuda_case *c, int32_t row, check_result *r, 
 static kvs_status check(cuda_case *c, check_result *r, kvs_error *err)
 {
     const dense_bench *s = c->state;
-    attn_args a = s->a;
-    attn_stats stats;
-    const size_t heads = (size_t)a.n_row * (size_t)a.n_head;
-    dev_cuda.fill(a.out, 0xFF, heads * VDIM * sizeof(float));
-    dev_cuda.fill(a.lse, 0xFF, heads * sizeof(float));
-    dev_cuda.fill(a.stats, 0, sizeof stats);
-    c->b->kern.attn(&a, &c->b->queue);
-    dev_queue_sync(&c->b->queue);
-    TRY(dev_queue_check(&c->b->queue, err));
-    dev_cuda.get(&stats, a.stats, sizeof stats);
-    cmp_i64(r, (coord){"n_key", 0, -1, -1}, (int64_t)stats.n_key, s->n_key);
-    cmp_i64(r, (coord){"n_bad_id", 0, -1, -1}, (int64_t)stats.n_bad_id, 0);
-    TRY(compare_row(c, a.n_row - 1, r, err));
-    return a.n_row > 1 && c->p.len <= 32768 ? compare_row(c, a.n_row / 2, r, err) : KVS_OK;
+    const int32_t rows[2] = {s->a.n_row - 1, s->a.n_row / 2};
+    const int32_t n = s->a.n_row > 1 && c->p.len <= 32768 ? 2 : 1;
+    return cuda_attn_check(c, &s->a, s->n_key, rows, n, compare_row, r, err);
 }
 
 static void free_dense(cuda_case *c)
@@ -234,6 +223,7 @@ kvs_status cuda_setup_dense(cuda_case *c, kvs_error *err)
     a->n_head = c->p.heads;
     a->n_row = c->p.batch * c->p.q;
     a->n_lane = shard_n_lane(geom);
+    a->out_type = cuda_attn_out(&c->p);
     a->row_stride = orc_row_bytes(a->fmt);
     a->page_stride = a->row_stride * PAGE;
     s->pages = shard_cdiv(shard_len(geom, c->p.len), PAGE);
