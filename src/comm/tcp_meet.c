@@ -79,7 +79,7 @@ static kvs_status open_listener(tcp_mesh *m, tcp_addr own, kvs_error *err)
 static void send_refusal(int fd, kvs_status st, const char *text)
 {
     answer a = {.magic = k_magic, .st = st};
-    snprintf(a.text, sizeof a.text, "%s", text);
+    snprintf(a.text, sizeof a.text, "%.*s", (int)sizeof a.text - 1, text);
     struct iovec v = {.iov_base = &a, .iov_len = sizeof a};
     (void)tcp_send_some(fd, &v, 1); /* the first bytes of a connection fit */
 }
