@@ -200,7 +200,10 @@ static int check_options(const kvs_options *o)
     if (!comm && kvs_options_source(o, "timeout") == KVS_OPTION_COMMAND_LINE) {
         return cli_fail(CLI_USAGE, "--timeout goes with --comm only: leave it out");
     }
-    return -1;
+    if (!comm && kvs_options_source(o, "rendezvous") == KVS_OPTION_COMMAND_LINE) {
+        return cli_fail(CLI_USAGE, "--rendezvous goes with --comm only: leave it out");
+    }
+    return cli_check_rendezvous(o);
 }
 
 static bool is_stdout(const char *path)
@@ -300,6 +303,9 @@ static kvs_check_config config_of(check *c, kvs_check_result *result)
     } else if (kvs_options_source(o, "timeout") != KVS_OPTION_DEFAULT) {
         k.timeout_ms = (int32_t)(kvs_options_real(o, "timeout", 0) * 1e3);
     }
+    k.rendezvous = kvs_options_text(o, "rendezvous", 0);
+    k.rank = (int32_t)kvs_options_int(o, "rank", 0);
+    k.n_rank = (int32_t)kvs_options_int(o, "ranks", 0);
     k.line = on_line;
     k.row = on_row;
     k.progress = on_progress;

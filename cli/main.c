@@ -95,6 +95,17 @@ int cli_no_more_args(const kvs_options *o, const char *command, int32_t n)
                     kvs_options_arg(o, n), command);
 }
 
+int cli_check_rendezvous(const kvs_options *o)
+{
+    static const char *const of_it[] = {"rank", "ranks"};
+    for (int i = 0; i < 2 && kvs_options_text(o, "rendezvous", 0) == NULL; i++) {
+        if (kvs_options_source(o, of_it[i]) == KVS_OPTION_COMMAND_LINE) {
+            return cli_fail(CLI_USAGE, "--%s goes with --rendezvous tcp://HOST:PORT: give it too", of_it[i]);
+        }
+    }
+    return -1;
+}
+
 static void print_usage(FILE *f)
 {
     fputs("kvspan: MLA and sparse attention over a KV cache sharded by token position\n\n"

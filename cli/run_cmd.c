@@ -16,9 +16,8 @@ static const char k_about[] =
     "text\nis read from standard input; at a terminal that is a conversation. The prompt is not "
     "echoed.\n\nThe answer goes to standard output; progress, notes and --stats to standard error. "
     "Ctrl-C ends the\nanswer. With the same --tp, --interleave, formats and kernels the answer and "
-    "its logits are the same\nbits for every --dcp, --chunk, --threads and --mtp. Under mpirun "
-    "each "
-    "process is a rank.";
+    "its logits are the same\nbits for every --dcp, --chunk, --threads and --mtp. Under mpirun, or "
+    "with\n--rendezvous, each process is a rank.";
 
 /* ---- texts to ids ---------------------------------------------------------------------------- */
 
@@ -221,7 +220,7 @@ static int check_options(const kvs_options *o, bool chat)
     if (chat && kvs_options_flag(o, "special")) {
         return cli_fail(CLI_USAGE, "--special: in a conversation what is typed is always text");
     }
-    return -1;
+    return cli_check_rendezvous(o);
 }
 
 static void notes(const run *r)
@@ -354,16 +353,21 @@ static int drive(run *r, const char *text, size_t n, bool chat)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* Under an MPI launcher each process is a rank. */
+/* With a rendezvous, or under an MPI launcher, each process is a rank. */
 static int open_comm(run *r)
 {
-    if (kvs_comm_launched() < 2) {
+    const char *meet = kvs_options_text(r->o, "rendezvous", 0);
+    if (meet == NULL && kvs_comm_launched() < 2) {
         return CLI_OK;
     }
     kvs_comm_config c = kvs_comm_config_default();
     c.timeout_ms = (int32_t)(kvs_options_real(r->o, "timeout", 0) * 1000.0);
     kvs_error err;
-    return kvs_comm_open_mpi(&r->comm, &c, &err) < 0 ? cli_fail_error(CLI_FAILED, &err) : CLI_OK;
+    const kvs_status st =
+        meet == NULL ? kvs_comm_open_mpi(&r->comm, &c, &err)
+                     : kvs_comm_open_tcp(&r->comm, meet, (int32_t)kvs_options_int(r->o, "rank", 0),
+                                         (int32_t)kvs_options_int(r->o, "ranks", 0), &c, &err);
+    return st < 0 ? cli_fail_error(code_of(st), &err) : CLI_OK;
 }
 
 /* All ranks of a group hear the same refusal; one of them says it. */

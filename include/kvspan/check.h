@@ -83,6 +83,13 @@ typedef struct kvs_check_config {
      * refused. With comm: exchanges between the devices the process sees, which ranks share where there are
      * fewer, and NCCL where there are two and NCCL can be loaded. */
     const char *device;
+
+    /* comm: several processes that call this check together, each with the same `rendezvous`
+     * ("tcp://HOST:PORT"), its rank, 0 up, and their number; see kvs_comm_open_tcp. NULL: the processes
+     * that an MPI launcher has started, where one has, else this one alone. With cuda each process has the
+     * device whose number is that of the process among those of its host; rank 0 hands the rows over. */
+    const char *rendezvous;
+    int32_t rank, n_rank;
 } kvs_check_config;
 
 static inline kvs_check_config kvs_check_config_default(void)

@@ -16,7 +16,7 @@ typedef struct run {
     const check_comm_config *cfg;
     check_comm_totals totals;
     int32_t timeout_ms;
-    comm *mpi; /* of the whole job, NULL without */
+    comm *job; /* of several processes, NULL without */
     bool silent;
     char first[160]; /* failed row */
 } run;
@@ -200,30 +200,42 @@ static kvs_status run_local(run *r, const comm_case *protos, int n_case, const c
     return st;
 }
 
-/* ---- MPI --------------------------------------------------------------------------------------- */
+/* ---- jobs of several processes ----------------------------------------------------------------- */
 
-static bool under_mpirun(void)
+const char *check_job_transport(const check_comm_config *cfg)
 {
+    if (cfg->rendezvous != NULL) {
+        return "tcp";
+    }
     return knob_getenv("OMPI_COMM_WORLD_SIZE") != NULL || knob_getenv("PMI_SIZE") != NULL ||
-           knob_getenv("PMIX_RANK") != NULL;
+                   knob_getenv("PMIX_RANK") != NULL
+               ? "mpi"
+               : NULL;
+}
+
+kvs_status check_job_open(const check_comm_config *cfg, int32_t timeout_ms, comm **out, kvs_error *err)
+{
+    const comm_config c = {.timeout_ms = timeout_ms};
+    return cfg->rendezvous != NULL
+               ? comm_tcp_open(out, cfg->rendezvous, cfg->rank, cfg->n_rank, &c, err)
+               : comm_mpi_open(out, &c, err);
 }
 
 /* Every process runs its rank in a group of its own; the verdicts meet in the job's group. */
-static kvs_status run_mpi(run *r, const comm_case *proto, kvs_error *err)
+static kvs_status run_job(run *r, const comm_case *proto, kvs_error *err)
 {
-    const comm_config cfg = {.timeout_ms = PATIENT_MS};
     comm_case k = *proto;
-    k.rank = comm_rank(r->mpi);
-    TRY(comm_mpi_open(&k.c, &cfg, err));
+    k.rank = comm_rank(r->job);
+    TRY(check_job_open(r->cfg, PATIENT_MS, &k.c, err));
     (void)rank_main(&k);
     comm_close(k.c);
     case_verdict *v = mem_calloc((size_t)k.n, sizeof *v);
     if (v == NULL) {
-        comm_abort(r->mpi, "no memory for the verdicts");
+        comm_abort(r->job, "no memory for the verdicts");
     }
-    const kvs_status st = comm_all_gather(r->mpi, &k.v, v, sizeof *v, err);
+    const kvs_status st = comm_all_gather(r->job, &k.v, v, sizeof *v, err);
     if (st >= 0) {
-        row_done(r, proto, "mpi", v);
+        row_done(r, proto, comm_transport(r->job), v);
     }
     mem_free(v);
     return st;
@@ -245,11 +257,11 @@ static comm_case proto_of(const run *r, int32_t op, int32_t n)
 static kvs_status run_cases(run *r, const comm_case *k, int n_case, const char *transport,
                             kvs_error *err)
 {
-    if (strcmp(transport, "mpi") != 0) {
+    if (r->job == NULL) {
         return run_local(r, k, n_case, transport, err);
     }
     for (int i = 0; i < n_case; i++) {
-        TRY(run_mpi(r, &k[i], err));
+        TRY(run_job(r, &k[i], err));
     }
     return KVS_OK;
 }
@@ -268,10 +280,10 @@ static kvs_status run_data(run *r, const char *transport, int32_t n, kvs_error *
     return KVS_OK;
 }
 
-/* MPI runs its cases one after the other; a quick run lets two ops stand for all here. */
-static bool is_slow_case(const run *r, const comm_case *k, const char *transport)
+/* A job runs its cases one after the other; a quick run lets two ops stand for all here. */
+static bool is_slow_case(const run *r, const comm_case *k)
 {
-    return r->cfg->quick != 0 && strcmp(transport, "mpi") == 0 &&
+    return r->cfg->quick != 0 && r->job != NULL &&
            (k->fault == CASE_LATE || k->fault == CASE_STALL) && k->op != COMM_OP_ALL_REDUCE &&
            k->op != COMM_OP_BARRIER;
 }
@@ -286,7 +298,7 @@ static kvs_status run_faults(run *r, const char *transport, int32_t n, kvs_error
             comm_case p = proto_of(r, op, n);
             p.fault = (case_fault)f;
             p.victim = (op + f) % n;
-            if (!fault_has(op, p.fault, transport, n, &why) || is_slow_case(r, &p, transport)) {
+            if (!fault_has(op, p.fault, transport, n, &why) || is_slow_case(r, &p)) {
                 continue;
             }
             if (why != NULL) {
@@ -300,27 +312,28 @@ static kvs_status run_faults(run *r, const char *transport, int32_t n, kvs_error
     return KVS_OK;
 }
 
-static kvs_status run_all_mpi(run *r, kvs_error *err)
+static kvs_status run_all_job(run *r, kvs_error *err)
 {
-    const comm_config cfg = {.timeout_ms = PATIENT_MS};
+    const char *transport = check_job_transport(r->cfg);
     const comm_case none = proto_of(r, COMM_OP_BARRIER, 1);
-    if (!under_mpirun()) {
+    if (transport == NULL) {
+        row_skip(r, &none, "tcp", "give each process a rendezvous, its rank and their number");
         row_skip(r, &none, "mpi", "start under mpirun");
         return KVS_OK;
     }
-    const kvs_status st = comm_mpi_open(&r->mpi, &cfg, err);
+    const kvs_status st = check_job_open(r->cfg, PATIENT_MS, &r->job, err);
     if (st == KVS_UNSUPPORTED) {
-        row_skip(r, &none, "mpi", err != NULL ? err->text : "not in this build");
+        row_skip(r, &none, transport, err != NULL ? err->text : "not in this build");
         return KVS_OK;
     }
     TRY(st);
-    const int32_t n = comm_size(r->mpi);
+    const int32_t n = comm_size(r->job);
     if (n > MAX_N) {
-        return err_set(err, KVS_INVALID, "check --comm under %d MPI ranks: use 1 to %d", n, MAX_N);
+        return err_set(err, KVS_INVALID, "check --comm with %d processes: use 1 to %d", n, MAX_N);
     }
-    r->silent = comm_rank(r->mpi) != 0;
-    TRY(run_data(r, "mpi", n, err));
-    return run_faults(r, "mpi", n, err);
+    r->silent = comm_rank(r->job) != 0;
+    TRY(run_data(r, transport, n, err));
+    return run_faults(r, transport, n, err);
 }
 
 static kvs_status run_all_local(run *r, kvs_error *err)
@@ -368,10 +381,10 @@ kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err)
     }
     run r = {.cfg = cfg, .timeout_ms = cfg->timeout_ms > 0 ? cfg->timeout_ms : TIMEOUT_MS};
     const kvs_log_level level = check_comm_log_off();
-    kvs_status st = run_all_mpi(&r, err);
+    kvs_status st = run_all_job(&r, err);
     const bool lead = !r.silent;
-    comm_close(r.mpi);
-    r.mpi = NULL;
+    comm_close(r.job);
+    r.job = NULL;
     if (st >= 0 && lead) {
         st = run_all_local(&r, err);
     }

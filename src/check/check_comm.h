@@ -3,12 +3,14 @@
  * Runs every collective on every transport there is: what it moves and sums against a naive
  * simulation, what it counts against the contract's formulas, and with every fault a rank can have,
  * that all ranks end with one reason that names the rank. Transports: self, threads of 1 to 8
- * ranks, and MPI when the process was started by mpirun and the build has it (all its processes
- * call check_comm_run then; the one of rank 0 reports, and runs the other transports). */
+ * ranks, and those of a job of several processes: TCP where a rendezvous is given, else MPI when the
+ * process was started by mpirun and the build has it (all processes of the job call check_comm_run
+ * then; the one of rank 0 reports, and runs the other transports). */
 #ifndef KVS_CHECK_COMM_H
 #define KVS_CHECK_COMM_H
 
 #include <stdint.h>
+#include "comm/comm.h"
 #include "kvspan/log.h"
 #include "kvspan/status.h"
 
@@ -23,6 +25,8 @@ typedef struct check_comm_config {
     int32_t quick; /* 1: fewer group sizes, smaller data; under 15 s                          */
     int32_t
         timeout_ms; /* of the calls in which a rank is late on purpose; 0: 1000                */
+    const char *rendezvous; /* of a job: "tcp://HOST:PORT"; NULL: none                             */
+    int32_t rank, n_rank;   /* this process in it                                                  */
     /* Receives each row as it is finished, without newline:
      *     op=all_gather transport=threads n=3 fault=none size=odd pass calls=12 bytes=29484
      *     op=barrier transport=threads n=3 fault=stall rank=2 pass ms=1000.4 "rank 2 more than ..."
@@ -38,6 +42,11 @@ typedef struct check_comm_config {
  * first one. KVS_INVALID: a negative time-out. Else it could not run. While it runs, the library's
  * log is silent for the subsystem comm; the level comes back as given by KVS_LOG. */
 kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err);
+
+/* What connects the processes of the job that this one belongs to: "tcp", "mpi"; NULL: it is alone. */
+const char *check_job_transport(const check_comm_config *cfg);
+/* This process's end of a new group of all processes of the job. KVS_UNSUPPORTED: not in this build. */
+kvs_status check_job_open(const check_comm_config *cfg, int32_t timeout_ms, comm **out, kvs_error *err);
 
 /* Turns the log of comm/ off and returns the level it had: failures of a check are on purpose. */
 kvs_log_level check_comm_log_off(void);

@@ -62,8 +62,9 @@ bool fault_has(int32_t op, case_fault fault, const char *transport, int32_t n, c
     if (n == 1) {
         return fault == CASE_SLOW || fault == CASE_ABORT || fault == CASE_NULL;
     }
-    if (fault == CASE_DIE && strcmp(transport, "mpi") == 0) {
-        *why = "needs a job of its own: the ctest mpi_death";
+    if (fault == CASE_DIE && (strcmp(transport, "mpi") == 0 || strcmp(transport, "tcp") == 0)) {
+        *why = transport[0] == 'm' ? "needs a job of its own: the ctest mpi_death"
+                                   : "needs a job of its own: the ctest comm_tcp";
     }
     return true;
 }

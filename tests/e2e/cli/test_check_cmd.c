@@ -105,6 +105,9 @@ static void unknown_names_and_mixed_options_are_usage_errors(void **state)
     prog_expect(RUN("check", "--comm", "--bench"), 2, "--bench does not go with --comm");
     prog_expect(RUN("check", "--comm", "--csv", "f"), 2, "--csv does not go with --comm");
     prog_expect(RUN("check", "--timeout", "2"), 2, "--timeout goes with --comm only");
+    prog_expect(RUN("check", "--rendezvous", "tcp://h:1"), 2, "--rendezvous goes with --comm only");
+    prog_expect(RUN("check", "--comm", "--ranks", "2"), 2, "--ranks goes with --rendezvous");
+    prog_expect(RUN("check", "--comm", "--rendezvous", "h:1"), 2, "is no address: use tcp://HOST:PORT");
     prog_expect(RUN("check", "--conformance", "--quick"), 2, "leave out quick");
     prog_expect(RUN("check", "merge"), 2, "unexpected word \"merge\"");
     prog_expect(RUN("check", "--heads", "8"), 2, "no option --heads for check");

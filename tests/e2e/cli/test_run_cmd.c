@@ -3,8 +3,11 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <arpa/inet.h>
 #include <jansson.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "oracle/mkmodel.h"
@@ -102,6 +105,46 @@ static void the_same_bits_for_every_dcp_chunk_mtp_and_thread_count(void **state)
         }
         json_decref(want);
     }
+}
+
+/* An address of this host at which nobody listens. */
+static const char *free_address(void)
+{
+    static char text[40];
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    close(fd);
+    snprintf(text, sizeof text, "tcp://127.0.0.1:%d", ntohs(a.sin_port));
+    return text;
+}
+
+static void processes_that_meet_answer_as_threads_do(void **state)
+{
+    (void)state;
+    const char *at = free_address();
+    const char *text = text_of(150);
+    fflush(NULL);
+    const pid_t other = fork();
+    if (other == 0) {
+        const prog p = prog_run(NULL, (const char *const[]){"run", "-m", model, "-p", text, "-n", "6", "--dcp", "2",
+                                                            "--rendezvous", at, "--rank", "1", "--ranks", "2", NULL});
+        _exit(p.code != 0 || p.out[0] != '\0');
+    }
+    assert_true(other > 0);
+    json_t *got = ANSWER("-p", text, "-n", "6", "--dcp", "2", "--rendezvous", at, "--ranks", "2");
+    json_t *want = ANSWER("-p", text, "-n", "6", "--dcp", "2");
+    int status = 0;
+    assert_int_equal(waitpid(other, &status, 0), other);
+    assert_int_equal(status, 0);
+    assert_string_equal(text_at(got, "transport"), "tcp");
+    same(got, want, "two processes");
+    json_decref(want);
+    prog_expect(RUN("run", "-m", model, "-p", "x", "--rank", "1"), 2, "--rank goes with --rendezvous");
+    prog_expect(RUN("run", "-m", model, "-p", "x", "--rendezvous", at, "--ranks", "2", "--rank", "2"), 2,
+                "rank 2 of 2");
 }
 
 static void every_field_of_the_contract_is_there(void **state)
@@ -612,6 +655,7 @@ int main(int argc, char **argv)
     needle = argv[3];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_bits_for_every_dcp_chunk_mtp_and_thread_count),
+        cmocka_unit_test(processes_that_meet_answer_as_threads_do),
         cmocka_unit_test(every_field_of_the_contract_is_there),
         cmocka_unit_test(text_goes_out_and_stops_where_it_must),
         cmocka_unit_test(a_stop_text_inside_an_accepted_run_cuts_it),

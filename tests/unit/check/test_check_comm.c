@@ -88,6 +88,7 @@ static void test_every_collective_with_every_fault(void **state)
     assert_int_equal(count(r, "op=agree ", "transport=threads", "fault=status "), 1);
     assert_int_equal(count(r, "transport=self", "fault=abort ", "rank 0 ended"), 7);
     assert_int_equal(count(r, "transport=mpi", "skip", ""), 1);
+    assert_int_equal(count(r, "transport=tcp", "skip", "rendezvous"), 1);
 }
 
 static void test_bad_timeout(void **state)
