@@ -12,9 +12,9 @@
 #   comm      kvspan check --comm --device cuda: exchanges between the devices, or over one
 #   sanitize  compute-sanitizer memcheck, racecheck, initcheck and synccheck over the quick check; then the pairs of
 #             instructions that racecheck names, each once, with how often (docs/kernels-hopper.md explains those known)
-#   bench     kvspan bench attn, index, select and exchange --device cuda
+#   bench     kvspan bench attn, index, select and exchange --device cuda; layer: attn --dcp 2, over two devices or one
 # GPU_ARGS   more options for every check, e.g. "--op attn --variant sm90"
-# GPU_BENCH  which benches to run (attn index select exchange)
+# GPU_BENCH  which benches to run (attn index select exchange layer)
 set -uo pipefail
 
 usage() {
@@ -91,8 +91,12 @@ sanitize() {
 
 bench() {
     local op
-    for op in ${GPU_BENCH:-attn index select exchange}; do
-        step "bench-$op" "$dir/kvspan" bench "$op" --device cuda --csv "$out/$op.csv"
+    for op in ${GPU_BENCH:-attn index select exchange layer}; do
+        if [ "$op" = layer ]; then
+            step "bench-$op" "$dir/kvspan" bench attn --device cuda --dcp 2 --batch 1,16,64 --csv "$out/$op.csv"
+        else
+            step "bench-$op" "$dir/kvspan" bench "$op" --device cuda --csv "$out/$op.csv"
+        fi
         [ -s "$out/$op.csv" ] && rows+=("$out/$op.csv")
     done
 }

@@ -442,6 +442,9 @@ static kvs_status run_op(cuda_bench *b, const cuda_op *op, kvs_error *err)
     for (int64_t i = 0; i < n; i++) {
         grid_point(b->cfg, op, i, &p);
         TRY(run_point(b, op, grid ? &p : &op->own[i], err));
+        if (grid && op->setup == cuda_setup_attn && cuda_has_layer(&p)) {
+            TRY(cuda_run_layer(b, &p, err));
+        }
     }
     return KVS_OK;
 }

@@ -91,6 +91,14 @@ kvs_status cuda_setup_index(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_select(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err);
 
+/* One layer of sparse attention over p->dcp ranks, end to end: times and hands over its rows itself. */
+int cuda_has_layer(const cuda_point *p);
+kvs_status cuda_run_layer(cuda_bench *b, const cuda_point *p, kvs_error *err);
+/* Scales of a fp8_ds_mla row become powers of two, as the default writer leaves them: check has the others too. */
+void cuda_scales_to_pow2(uint8_t *row);
+/* A page of 64 index keys with their scales. */
+void cuda_index_page(rng *r, uint8_t *page);
+
 /* Exchanges between devices: times and hands over its rows itself. */
 kvs_status cuda_run_exchange(cuda_bench *b, const cuda_point *p, kvs_error *err);
 

@@ -114,17 +114,6 @@ static kvs_status make_lists(cuda_case *c, attn_bench *s, kvs_error *err)
     return KVS_OK;
 }
 
-/* What the default writer leaves: speed is that of power-of-two scales, check has the others too. */
-static void scales_to_pow2(uint8_t *row)
-{
-    for (int t = 0; t < 4; t++) {
-        uint32_t u;
-        memcpy(&u, row + KVS_LATENT_DIM + 4 * t, sizeof u);
-        u &= 0x7F800000u;
-        memcpy(row + KVS_LATENT_DIM + 4 * t, &u, sizeof u);
-    }
-}
-
 static kvs_status make_pool(cuda_case *c, attn_bench *s, kvs_error *err)
 {
     attn_args *a = &s->a;
@@ -132,7 +121,7 @@ static kvs_status make_pool(cuda_case *c, attn_bench *s, kvs_error *err)
     a->row_stride = orc_row_bytes(a->fmt);
     a->page_stride = a->row_stride * PAGE;
     a->n_slot = c->p.batch * shard_cdiv(shard_len(geom, c->p.len), PAGE) * PAGE;
-    return cuda_attn_rows(c, a, scales_to_pow2, &s->rows, err);
+    return cuda_attn_rows(c, a, cuda_scales_to_pow2, &s->rows, err);
 }
 
 static kvs_status make_rest(cuda_case *c, attn_bench *s, kvs_error *err)

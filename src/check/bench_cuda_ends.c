@@ -1,5 +1,7 @@
 /* bench_cuda_ends.c - the pool's rows, queries and results of attention cases on a CUDA device, and how a case is
  * checked (bench_cuda.h). */
+#include <string.h>
+
 #include "base/err.h"
 #include "base/mem.h"
 #include "check/bench.h"
@@ -8,6 +10,16 @@
 #include "num/fmt.h"
 
 enum { DIM = KVS_ROW_DIM, VDIM = KVS_LATENT_DIM };
+
+void cuda_scales_to_pow2(uint8_t *row)
+{
+    for (int t = 0; t < 4; t++) {
+        uint32_t u;
+        memcpy(&u, row + KVS_LATENT_DIM + 4 * t, sizeof u);
+        u &= 0x7F800000u;
+        memcpy(row + KVS_LATENT_DIM + 4 * t, &u, sizeof u);
+    }
+}
 
 kvs_status cuda_attn_rows(cuda_case *c, attn_args *a, void (*change)(uint8_t *row), uint8_t **rows,
                           kvs_error *err)

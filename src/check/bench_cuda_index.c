@@ -50,7 +50,7 @@ static void launch_select(cuda_case *c, int32_t set)
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-static void make_page(rng *r, uint8_t *page)
+void cuda_index_page(rng *r, uint8_t *page)
 {
     gen_e4m3(r, page, (int64_t)PAGE * DIM);
     for (int64_t i = 0; i < PAGE; i++) {
@@ -74,7 +74,7 @@ static kvs_status make_inputs(cuda_case *c, index_bench *s, int32_t *table, int3
     void *p = NULL;
     const int64_t bytes = a->n_page * a->page_stride;
     for (int64_t i = 0; i < N_TEMPLATE; i++) {
-        make_page(&c->r, s->pages + i * a->page_stride);
+        cuda_index_page(&c->r, s->pages + i * a->page_stride);
     }
     TRY(cuda_case_alloc(c, (size_t)bytes, &p, err));
     cuda_case_tile(c, p, bytes, s->pages, N_TEMPLATE * a->page_stride);

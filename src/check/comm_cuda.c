@@ -503,12 +503,21 @@ static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err
 /* ---- the run ----------------------------------------------------------------------------------- */
 
 static const int32_t k_rows[] = {0, 1, 7, 33};
-enum { N_ROWS = sizeof k_rows / sizeof *k_rows, QUERIES = 1, MANY = 300 };
+enum { N_ROWS = sizeof k_rows / sizeof *k_rows, QUERIES = 1, MANY_QUERIES = 300 };
 
-/* A size more for some messages between two ranks, of which a thread has several cells. */
+/* Rows of which a head is one work of a warp, and a warp has several: more than 2048 heads to all peers. */
+static int32_t many_partials(int32_t n)
+{
+    return 2048 / (LOCAL * (n > 1 ? n - 1 : 1)) + 18;
+}
+
+/* A size more for some messages, of which a thread has several cells. */
 static int32_t many_rows(int32_t n, int i)
 {
-    return n == 2 && (i == N_MSG || i == QUERIES) ? MANY : 0;
+    if (i == N_MSG && n > 1) {
+        return many_partials(n);
+    }
+    return i == QUERIES && n == 2 ? MANY_QUERIES : 0;
 }
 
 static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread, kvs_error *err)
@@ -540,7 +549,7 @@ static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread
 static kvs_status run_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
 {
     gpu_world w;
-    TRY(gpu_open(&w, n, run->n_device, spread, (n == 2 ? MANY : k_rows[N_ROWS - 1]) * LOCAL * (DIM + 1) * 4, 30000, err));
+    TRY(gpu_open(&w, n, run->n_device, spread, (int64_t)many_partials(n) * LOCAL * (DIM + 1) * 4, 30000, err));
     kvs_status st = KVS_OK;
     for (int kind = 0; kind < N_CONTENT && st == KVS_OK; kind++) {
         st = run_kind(run, &w, (content)kind, spread, err);

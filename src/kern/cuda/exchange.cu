@@ -1,10 +1,9 @@
 /* exchange.cu - messages between ranks by stores into the peers' memory.
  *
- * The parts of a message are streams of bytes, row after row, cut into cells; a part begins a cell. A warp moves
- * pieces of AT_ONCE cells a lane. Rows begin where the args say, on both sides: nothing is packed before or after. */
+ * The parts of a message are streams of bytes, row after row, cut into cells; a part begins a cell. A lane moves a
+ * cell at a time: four or eight were slower, for the stream then comes in coarser pieces. Rows begin where the args
+ * say, on both sides: nothing is packed before or after. */
 #include "kern/cuda/exchange.cuh"
-
-enum { AT_ONCE = 1 /* two, four and eight were slower: the stream then comes in coarser pieces */ };
 
 /* How parts become cells. */
 typedef struct cut {
@@ -86,56 +85,17 @@ static __device__ __forceinline__ void store_cell(const exchange_args &a, const 
     }
 }
 
-/* Cells of a lane in piece i: from the first on, 32 apart; n of them exist. */
-static __device__ __forceinline__ int cells_of_lane(uint32_t piece, uint32_t cells, uint32_t *first)
-{
-    *first = piece * (32 * AT_ONCE) + threadIdx.x % 32;
-    return *first >= cells ? 0 : min((int)AT_ONCE, (int)((cells - *first + 31) / 32));
-}
-
-static __device__ __forceinline__ void load_piece(const exchange_args &a, const cut &x, uint32_t cell, int n,
-                                                  int to, uint4 (&v)[AT_ONCE])
-{
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-        if (k < n) {
-            v[k] = load_cell(a, x, cell + 32 * k, to);
-        }
-    }
-}
-
-static __device__ __forceinline__ void store_piece(const exchange_args &a, const cut &x, uint32_t cell, int n,
-                                                   int from, const uint4 (&v)[AT_ONCE])
-{
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-        if (k < n) {
-            store_cell(a, x, cell + 32 * k, v[k], from);
-        }
-    }
-}
-
-/* ahead: piece t.at for the first peer, already loaded. */
+/* ahead: cell t.at for the first peer, already loaded. */
 template <int R>
 static __device__ __forceinline__ void send_all(const exchange_launch<R> &x, const exchange_args &a, const crew &t,
-                                                uint4 (&ahead)[AT_ONCE], const wire_run &r)
+                                                uint4 ahead, const wire_run &r)
 {
-    const uint32_t pieces = (x.cells + 32 * AT_ONCE - 1) / (32 * AT_ONCE);
     for (int k = 1; k < a.w.n_rank; k++) {
         const int to = nth_rank(a.w, k);
         uint8_t *cells = wire_cells(a.w, r.epoch, to, a.w.rank);
-        for (uint32_t i = t.at; i < pieces; i += t.n) {
-            uint32_t cell;
-            const int n = cells_of_lane(i, x.cells, &cell);
-            if (k > 1 || i != t.at) {
-                load_piece(a, x.cut, cell, n, to, ahead);
-            }
-#pragma unroll
-            for (int c = 0; c < AT_ONCE; c++) {
-                if (c < n) {
-                    wire_put(a.w, r.epoch, to, cells, cell + 32 * c, ahead[c]);
-                }
-            }
+        for (uint32_t i = t.at; i < x.cells; i += t.n) {
+            const uint4 v = k == 1 && i == t.at ? ahead : load_cell(a, x.cut, i, to);
+            wire_put(a.w, r.epoch, to, cells, i, v);
         }
     }
 }
@@ -145,19 +105,13 @@ template <int R>
 static __device__ __forceinline__ void receive_all(const exchange_launch<R> &x, const exchange_args &a, const crew &t,
                                                    wire_run *r)
 {
-    const uint32_t pieces = (x.cells + 32 * AT_ONCE - 1) / (32 * AT_ONCE);
-    for (uint32_t i = t.at; i < pieces; i += t.n) {
-        uint32_t cell;
-        uint4 own[AT_ONCE];
-        const int n = cells_of_lane(i, x.cells, &cell);
-        load_piece(a, x.cut, cell, n, a.w.rank, own);
-        for (int k = 1; k < a.w.n_rank && n > 0; k++) {
+    for (uint32_t i = t.at; i < x.cells; i += t.n) {
+        const uint4 own = load_cell(a, x.cut, i, a.w.rank);
+        for (int k = 1; k < a.w.n_rank; k++) {
             const int from = nth_rank(a.w, k);
-            uint4 v[AT_ONCE];
-            wire_take<AT_ONCE>(a.w, r, from, cell, 32, n, v);
-            store_piece(a, x.cut, cell, n, from, v);
+            store_cell(a, x.cut, i, wire_take(a.w, r, from, i), from);
         }
-        store_piece(a, x.cut, cell, n, a.w.rank, own);
+        store_cell(a, x.cut, i, own, a.w.rank);
     }
 }
 
@@ -166,15 +120,13 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS) exchange_kernel(const 
 {
     const exchange_args &a = x.rank[R == 1 ? 0 : blockIdx.y];
     const bool sends = blockIdx.x > 0 && !is_receiver(x.shape);
-    const crew t = crew_of_warps(x.shape);
+    const crew t = crew_of_threads(x.shape);
     wire_run r;
-    uint4 ahead[AT_ONCE];
+    uint4 ahead = make_uint4(0, 0, 0, 0);
     after_the_one_before();
     const uint4 control = wire_ask(a.w);
-    if (sends && a.w.n_rank > 1) {
-        uint32_t cell;
-        const int n = cells_of_lane(t.at, x.cells, &cell);
-        load_piece(a, x.cut, cell, n, nth_rank(a.w, 1), ahead);
+    if (sends && a.w.n_rank > 1 && t.at < x.cells) {
+        ahead = load_cell(a, x.cut, t.at, nth_rank(a.w, 1));
     }
     if (!wire_begin(a.w, control, &r)) {
         return;

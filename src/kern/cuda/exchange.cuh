@@ -17,7 +17,7 @@ typedef struct exchange_shape {
     uint32_t send, receive; /* blocks */
 } exchange_shape;
 
-/* The warps of one role, numbered. */
+/* The threads or warps of one role, numbered. */
 typedef struct crew {
     uint32_t at, n;
 } crew;
@@ -27,10 +27,16 @@ static __device__ __forceinline__ bool is_receiver(const exchange_shape &s)
     return blockIdx.x > s.send;
 }
 
-static __device__ __forceinline__ crew crew_of_warps(const exchange_shape &s)
+static __device__ __forceinline__ crew crew_of_threads(const exchange_shape &s)
 {
     const uint32_t block = is_receiver(s) ? blockIdx.x - 1 - s.send : blockIdx.x - 1;
-    return crew{block * WARPS + threadIdx.x / 32, (is_receiver(s) ? s.receive : s.send) * WARPS};
+    return crew{block * THREADS + threadIdx.x, (is_receiver(s) ? s.receive : s.send) * THREADS};
+}
+
+static __device__ __forceinline__ crew crew_of_warps(const exchange_shape &s)
+{
+    const crew t = crew_of_threads(s);
+    return crew{t.at / 32, t.n / 32};
 }
 
 /* The k-th rank to deal with: k = 0 is the own one; ranks begin with different peers. */

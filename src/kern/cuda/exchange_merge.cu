@@ -1,7 +1,8 @@
 /* exchange_merge.cu - partials sent to the ranks of their heads and merged as they come.
  *
- * A head is four warps' work, each with a quarter of its 512 values, a cell a lane, and its LSE in a cell behind the
- * values of all, which so stay on whole lines of the link. The receiver merges what comes as it comes, its own partial from where it is, which
+ * A head is a warp's work: its 512 values, four cells a lane, and its LSE in a cell of its own behind the values of
+ * all, which so stay on whole lines of the link. Where there are few heads a head is four warps' work, each with a
+ * quarter of the values and the LSE. The receiver merges what comes as it comes, its own partial from where it is, which
  * it loads while the others are on their way. Compiled without contraction, for the bits of the merge. */
 #include "kern/cuda/exchange.cuh"
 #include "kern/cuda/merge.cuh"
@@ -9,7 +10,8 @@
 enum {
     DIM = KVS_LATENT_DIM,
     STEPS = DIM / 4 / 32, /* cells of a head, per lane */
-    WORKS = 4             /* of a head */
+    FEW = 4,              /* works of a head where there are not ... */
+    MANY = 2048           /* ... more than so many heads to all peers */
 };
 
 /* A work is STEPS / SPLIT cells of each lane, and an LSE. */
@@ -265,8 +267,14 @@ static void launch_merge(const exchange_merge_args *a, int32_t n, dev_queue *q)
     memset(&x, 0, sizeof x);
     x.units = (uint32_t)((int64_t)a->n_row * (a->n_head / a->w.n_rank));
     memcpy(x.rank, a, (size_t)n * sizeof *a);
-    x.shape = shape_of(q, n, N, (int64_t)x.units * WORKS);
-    launch(exchange_merge_kernel<N, KVS_LANES % N == 0, R, WORKS>, x, x.shape, n, q, "exchange_merge_kernel");
+    enum { TREE = KVS_LANES % N == 0, PEERS = N > 1 ? N - 1 : 1 };
+    const int split = x.units * PEERS <= MANY ? FEW : 1;
+    x.shape = shape_of(q, n, N, (int64_t)x.units * split);
+    if (split == FEW) {
+        launch(exchange_merge_kernel<N, TREE, R, FEW>, x, x.shape, n, q, "exchange_merge_kernel");
+    } else {
+        launch(exchange_merge_kernel<N, TREE, R, 1>, x, x.shape, n, q, "exchange_merge_kernel");
+    }
 }
 
 void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)

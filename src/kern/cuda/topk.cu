@@ -151,42 +151,37 @@ __global__ void __launch_bounds__(SEL_TEAM) topk_kernel(const __grid_constant__ 
 
 /* ---- topk_merge ---- */
 
-enum { MAX_LIST = 8 };
+enum { MAX_LIST = TOPK_MAX_LIST };
 
 typedef struct merge_view {
-    int32_t n_row, n_list, k;
-    int64_t stride;
-    const float *score[MAX_LIST];
-    const int32_t *id[MAX_LIST];
-    const int32_t *count[MAX_LIST];
-    float *cut_score;
-    int32_t *cut_id, *n_total, *all_id;
+    topk_lists l;
+    int32_t *all_id;
     int32_t *member; /* [n_row, k] scratch */
 } merge_view;
 
 static __device__ __forceinline__ bool list_at(const merge_view &a, int32_t list, int64_t row,
                                                int32_t i, uint2 *e)
 {
-    const float x = a.score[list][row * a.stride + i];
-    const int32_t id = a.id[list][row * a.stride + i];
+    const float x = a.l.score[list][row * a.l.stride + i];
+    const int32_t id = a.l.id[list][row * a.l.stride + i];
     *e = make_uint2(__float_as_uint(x), (uint32_t)id);
     return is_score(x) && id >= 0;
 }
 
 static __device__ int32_t list_len(const merge_view &a, int32_t list, int64_t row)
 {
-    return (int32_t)min((int64_t)a.count[list][row], a.stride);
+    return (int32_t)min((int64_t)a.l.count[list][row], a.l.stride);
 }
 
 /* The worst member as a cut; *n_in: how many members there are. */
 static __device__ sel_cut lists_cut(sel_shared *s, const merge_view &a, int64_t row, uint32_t *n_in)
 {
     sel_cut c = {0, 0};
-    uint32_t need = (uint32_t)a.k;
+    uint32_t need = (uint32_t)a.l.k;
     *n_in = need;
     for (int32_t digit = 0; digit < 6; digit++) {
         sel_hist_zero(s);
-        for (int32_t list = 0; list < a.n_list; list++) {
+        for (int32_t list = 0; list < a.l.n_list; list++) {
             const int32_t n = list_len(a, list, row);
             for (int32_t i = threadIdx.x; i < n; i += SEL_TEAM) {
                 uint2 e;
@@ -240,9 +235,9 @@ static __device__ int32_t lower_bound(const int32_t *v, int32_t n, int32_t id)
 static __device__ void gather_members(sel_shared *s, const merge_view &a, int64_t row, sel_cut c,
                                       int32_t *first)
 {
-    int32_t *member = a.member + row * a.k;
+    int32_t *member = a.member + row * a.l.k;
     uint32_t n_out = 0;
-    for (int32_t list = 0; list < a.n_list; list++) {
+    for (int32_t list = 0; list < a.l.n_list; list++) {
         if (threadIdx.x == 0) {
             first[list] = (int32_t)n_out;
         }
@@ -260,7 +255,7 @@ static __device__ void gather_members(sel_shared *s, const merge_view &a, int64_
         }
     }
     if (threadIdx.x == 0) {
-        first[a.n_list] = (int32_t)n_out;
+        first[a.l.n_list] = (int32_t)n_out;
     }
     sel_sync();
 }
@@ -270,23 +265,23 @@ __global__ void __launch_bounds__(SEL_TEAM) topk_merge_kernel(const __grid_const
     __shared__ sel_shared s;
     __shared__ int32_t first[MAX_LIST + 1];
     const int32_t tid = threadIdx.x;
-    for (int64_t row = blockIdx.x; row < a.n_row; row += gridDim.x) {
+    for (int64_t row = blockIdx.x; row < a.l.n_row; row += gridDim.x) {
         uint32_t n_in;
         const sel_cut c = lists_cut(&s, a, row, &n_in);
         if (tid == 0) {
-            a.n_total[row] = (int32_t)n_in;
-            a.cut_id[row] = n_in > 0 ? (int32_t)(0x7FFFFFFFu - c.inv) : -1;
+            a.l.n_total[row] = (int32_t)n_in;
+            a.l.cut_id[row] = n_in > 0 ? (int32_t)(0x7FFFFFFFu - c.inv) : -1;
             if (n_in == 0) {
-                a.cut_score[row] = INFINITY;
+                a.l.cut_score[row] = INFINITY;
             }
         }
-        for (int32_t list = 0; list < a.n_list && n_in > 0; list++) {
+        for (int32_t list = 0; list < a.l.n_list && n_in > 0; list++) {
             const int32_t n = list_len(a, list, row);
             for (int32_t i = tid; i < n; i += SEL_TEAM) {
                 uint2 e;
                 if (list_at(a, list, row, i, &e) && sel_key(e.x) == c.key &&
                     sel_inv((int32_t)e.y) == c.inv) {
-                    a.cut_score[row] = __uint_as_float(e.x); /* its own zero */
+                    a.l.cut_score[row] = __uint_as_float(e.x); /* its own zero */
                 }
             }
         }
@@ -294,27 +289,27 @@ __global__ void __launch_bounds__(SEL_TEAM) topk_merge_kernel(const __grid_const
             continue;
         }
         if (n_in == 0) {
-            for (int32_t i = tid; i < a.k; i += SEL_TEAM) {
-                a.all_id[row * a.k + i] = -1;
+            for (int32_t i = tid; i < a.l.k; i += SEL_TEAM) {
+                a.all_id[row * a.l.k + i] = -1;
             }
             continue;
         }
         gather_members(&s, a, row, c, first);
-        const int32_t *member = a.member + row * a.k;
-        const int32_t n = first[a.n_list];
-        for (int32_t i = tid; i < a.k; i += SEL_TEAM) {
+        const int32_t *member = a.member + row * a.l.k;
+        const int32_t n = first[a.l.n_list];
+        for (int32_t i = tid; i < a.l.k; i += SEL_TEAM) {
             if (i >= n) {
-                a.all_id[row * a.k + i] = -1;
+                a.all_id[row * a.l.k + i] = -1;
                 continue;
             }
             const int32_t id = member[i];
             int32_t to = 0;
-            for (int32_t list = 0; list < a.n_list; list++) {
+            for (int32_t list = 0; list < a.l.n_list; list++) {
                 const int32_t at = first[list];
                 const int32_t len = first[list + 1] - at;
                 to += i >= at && i < at + len ? i - at : lower_bound(member + at, len, id);
             }
-            a.all_id[row * a.k + to] = id;
+            a.all_id[row * a.l.k + to] = id;
         }
         sel_sync();
     }
@@ -393,18 +388,22 @@ void topk_merge_sm90(const topk_merge_args *a, dev_queue *q)
         return;
     }
     merge_view v = {};
-    v.n_row = a->n_row;
-    v.n_list = a->n_list;
-    v.k = a->k;
-    v.stride = a->cand_stride;
+    v.l.n_row = a->n_row;
+    v.l.n_list = a->n_list;
+    v.l.k = a->k;
+    v.l.stride = a->cand_stride;
     for (int32_t i = 0; i < a->n_list; i++) {
-        v.score[i] = a->cand_score[i];
-        v.id[i] = a->cand_id[i];
-        v.count[i] = a->cand_count[i];
+        v.l.score[i] = a->cand_score[i];
+        v.l.id[i] = a->cand_id[i];
+        v.l.count[i] = a->cand_count[i];
     }
-    v.cut_score = a->cut_score;
-    v.cut_id = a->cut_id;
-    v.n_total = a->n_total;
+    v.l.cut_score = a->cut_score;
+    v.l.cut_id = a->cut_id;
+    v.l.n_total = a->n_total;
+    if (a->all_id == NULL && topk_cut_fits(&v.l)) {
+        topk_cut_launch(&v.l, q);
+        return;
+    }
     v.all_id = a->all_id;
     v.member = (int32_t *)a->scratch;
     topk_merge_kernel<<<cuda_blocks(q, a->n_row, 1, 64), SEL_TEAM, 0, cuda_stream(q)>>>(v);

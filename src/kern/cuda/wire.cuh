@@ -187,37 +187,19 @@ static __device__ __forceinline__ void wire_clear(uint8_t *cells, uint32_t i)
                  make_uint4(WIRE_EMPTY_WORD, WIRE_EMPTY_WORD, WIRE_EMPTY_WORD, WIRE_EMPTY_WORD));
 }
 
-/* B cells of one peer, `step` from one to the next, once they all have come; the first n of them, at least one, are
- * wanted and empty again after. One way to the memory and back serves all that are missing. */
-template <int B>
-static __device__ __forceinline__ void wire_take(const wire &w, wire_run *r, int from, uint32_t first, uint32_t step,
-                                                 int n, uint4 (&v)[B])
+/* Cell i of the message from rank `from`, once it has come; empty again after. */
+static __device__ __forceinline__ uint4 wire_take(const wire &w, wire_run *r, int from, uint32_t i)
 {
     uint8_t *cells = wire_cells(w, r->epoch, w.rank, from);
-    for (uint32_t k = 1;; k++) {
-        bool missing = false;
-#pragma unroll
-        for (int b = 0; b < B; b++) {
-            v[b] = wire_load16(cells + (size_t)(first + (b < n ? b : 0) * step) * WIRE_CELL);
-        }
-#pragma unroll
-        for (int b = 0; b < B; b++) {
-            missing = missing || wire_is_empty(v[b]);
-        }
-        if (!missing || r->dead) {
-            break;
-        }
+    uint4 v = wire_load16(cells + (size_t)i * WIRE_CELL);
+    for (uint32_t k = 1; wire_is_empty(v) && !r->dead; k++) {
         if (k % WIRE_POLLS == 0) {
             r->dead = wire_look(w, r->epoch, r->until, from);
         }
+        v = wire_load16(cells + (size_t)i * WIRE_CELL);
     }
-#pragma unroll
-    for (int b = 0; b < B; b++) {
-        if (b < n) {
-            v[b] = wire_content(w, r, from, first + b * step, v[b]);
-            wire_clear(cells, first + b * step);
-        }
-    }
+    wire_clear(cells, i);
+    return wire_content(w, r, from, i, v);
 }
 
 /* By the first warp of one block of each rank: tells every peer what this rank's message is, and ends the

@@ -610,10 +610,31 @@ static void topk_merge_fake(const topk_merge_args *a, dev_queue *q)
     }
 }
 
+static void localise_fake(const localise_args *a, dev_queue *q);
+
+static void localise_call(const void *args, dev_queue *q)
+{
+    localise_fake(args, q);
+}
+
+static void localise_fake(const localise_args *a, dev_queue *q)
+{
+    if (recorded(localise_call, a, sizeof *a)) {
+        return;
+    }
+    ref()->localise(a, q);
+}
+
 static void apply_topk_merge(kern_table *t)
 {
     t->topk_merge = topk_merge_fake;
     t->topk_merge_scratch = ref()->topk_merge_scratch;
+}
+
+static void apply_localise(kern_table *t)
+{
+    t->localise = localise_fake;
+    t->localise_scratch = ref()->localise_scratch;
 }
 
 static void apply_attn(kern_table *t)
@@ -677,6 +698,7 @@ static const kern_variant g_variants[] = {
     {KERN_OP_topk, "sm90", 0, apply_topk, KERN_CUDA, 0, NULL, 0, 0, 0},
     {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, NULL, 63, 0.34f, 0},
     {KERN_OP_topk_merge, "sm90", 0, apply_topk_merge, KERN_CUDA, 0, NULL, 0, 0, 0},
+    {KERN_OP_localise, "sm90", 0, apply_localise, KERN_CUDA, 0, NULL, 0, 0, 0},
 };
 
 const kern_variant *cuda_variants(int32_t *n)

@@ -135,16 +135,19 @@ static void no_device_is_said(void **state)
 typedef struct timed {
     int n, n_wrong;
     char name[16][32];
+    char variant[16][16];
+    int64_t dcp[16];
 } timed;
 
 static void on_row(void *ctx, const kvs_bench_row *row)
 {
     timed *t = ctx;
     assert_in_range(t->n, 0, 15);
+    t->dcp[t->n] = row->dcp;
+    snprintf(t->variant[t->n], sizeof t->variant[0], "%s", row->variant);
     snprintf(t->name[t->n++], sizeof t->name[0], "%s", row->name);
     t->n_wrong += !row->passed;
     assert_true(row->graph_us > 0.0 && row->gbyte > 0.0);
-    assert_string_equal(row->variant, "p2p");
 }
 
 static void exchanges_are_timed_and_compared(void **state)
@@ -167,6 +170,9 @@ static void exchanges_are_timed_and_compared(void **state)
     fake.replays = 0;
     assert_int_equal(kvs_bench_run(&c, &err), KVS_OK);
     assert_int_equal(t.n, 8);
+    for (int i = 0; i < 8; i++) {
+        assert_string_equal(t.variant[i], "p2p");
+    }
     assert_string_equal(t.name[0], "q/shared");
     assert_string_equal(t.name[6], "q+partials/shared");
     assert_string_equal(t.name[7], "candidates/shared");
@@ -187,6 +193,74 @@ static void exchanges_are_timed_and_compared(void **state)
     assert_non_null(strstr(err.text, "3 heads"));
 }
 
+/* ---- a layer ----------------------------------------------------------------------------------- */
+
+static kvs_status run_layer(timed *t, int32_t ranks, int64_t q_rows, kvs_error *err)
+{
+    const int64_t dcp[] = {ranks};
+    const int64_t q[] = {q_rows};
+    static const int64_t batch[] = {2};
+    static const int64_t heads[] = {8};
+    static const int64_t len[] = {1024};
+    static const int64_t topk[] = {64};
+    kvs_bench_config c = kvs_bench_config_default();
+    memset(t, 0, sizeof *t);
+    memset(err, 0, sizeof *err);
+    c.op = "attn";
+    c.device = "cuda";
+    c.dcp = (kvs_bench_axis){dcp, 1};
+    c.q = (kvs_bench_axis){q, 1};
+    c.batch = (kvs_bench_axis){batch, 1};
+    c.heads = (kvs_bench_axis){heads, 1};
+    c.len = (kvs_bench_axis){len, 1};
+    c.topk = (kvs_bench_axis){topk, 1};
+    c.reps = 1;
+    c.row = on_row;
+    c.ctx = t;
+    return kvs_bench_run(&c, err);
+}
+
+/* Ranks select what one does and give its results; one rank in the row beside them has the whole context. */
+static void a_layer_over_ranks_is_that_of_one(void **state)
+{
+    (void)state;
+    timed t;
+    kvs_error err;
+    fake.replays = 0; /* a graph does what it holds the first time */
+    if (run_layer(&t, 2, 3, &err) != KVS_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(t.n, 3); /* the shard alone, then the layer */
+    assert_non_null(strstr(t.name[0], "shard"));
+    assert_string_equal(t.name[1], "layer 2x3 h8 tp2 shared");
+    assert_string_equal(t.name[2], t.name[1]);
+    assert_string_equal(t.variant[1], "sm90");
+    assert_string_equal(t.variant[2], "p2p");
+    assert_int_equal(t.dcp[1], 1);
+    assert_int_equal(t.dcp[2], 2);
+    assert_int_equal(fake.n_live, 0);
+    assert_int_equal(fake.n_open, 0);
+    if (run_layer(&t, 8, 1, &err) != KVS_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(t.dcp[2], 8);
+}
+
+static void a_layer_that_differs_is_told(void **state)
+{
+    (void)state;
+    timed t;
+    kvs_error err;
+    fake.replays = 0; /* a graph does what it holds the first time */
+    fake.cut = 1; /* ranks keep too few */
+    assert_int_equal(run_layer(&t, 2, 1, &err), KVS_INTERNAL);
+    assert_int_equal(t.n_wrong, 2);
+    assert_non_null(strstr(err.text, "selected by all ranks"));
+    fake.cut = 0;
+    fake.wrong = 1;
+    assert_int_equal(run_layer(&t, 2, 1, &err), KVS_INTERNAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -196,6 +270,8 @@ int main(void)
         cmocka_unit_test_setup(a_wrong_name_is_told, reset),
         cmocka_unit_test_setup(no_device_is_said, reset),
         cmocka_unit_test_setup(exchanges_are_timed_and_compared, reset),
+        cmocka_unit_test_setup(a_layer_over_ranks_is_that_of_one, reset),
+        cmocka_unit_test_setup(a_layer_that_differs_is_told, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
