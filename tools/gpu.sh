@@ -12,13 +12,14 @@
 #   comm      kvspan check --comm --device cuda: exchanges between the devices, or over one
 #   sanitize  compute-sanitizer memcheck, racecheck, initcheck and synccheck over the quick check; then the pairs of
 #             instructions that racecheck names, each once, with how often (docs/kernels-hopper.md explains those known)
-#   bench     kvspan bench attn, index, select and exchange --device cuda; layer: attn --dcp 2, over two devices or one
+#   bench     kvspan bench attn, index, select and exchange --device cuda; layer: attn --dcp 2, over two devices or one,
+#             sparse and dense, by default and deterministic
 # GPU_ARGS   more options for every check, e.g. "--op attn --variant sm90"
 # GPU_BENCH  which benches to run (attn index select exchange layer)
 set -uo pipefail
 
 usage() {
-    sed -n '2,18s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,19s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
@@ -89,15 +90,24 @@ sanitize() {
     race_pairs <"$out/sanitize-racecheck.log"
 }
 
+bench_rows() { # NAME OPTION...
+    local name=$1
+    shift
+    step "bench-$name" "$dir/kvspan" bench "$@" --device cuda --csv "$out/$name.csv"
+    [ -s "$out/$name.csv" ] && rows+=("$out/$name.csv")
+}
+
 bench() {
     local op
     for op in ${GPU_BENCH:-attn index select exchange layer}; do
         if [ "$op" = layer ]; then
-            step "bench-$op" "$dir/kvspan" bench attn --device cuda --dcp 2 --batch 1,16,64 --csv "$out/$op.csv"
+            bench_rows layer attn --dcp 2 --batch 1,16,64
+            bench_rows layer-det attn --dcp 2 --batch 16 --kernels attn=sm90_det
+            bench_rows layer-dense attn --dcp 2 --batch 16 --topk 0 --kv bf16,fp8
+            bench_rows layer-dense-det attn --dcp 2 --batch 16 --topk 0 --kv bf16 --kernels attn=sm90_det
         else
-            step "bench-$op" "$dir/kvspan" bench "$op" --device cuda --csv "$out/$op.csv"
+            bench_rows "$op" "$op"
         fi
-        [ -s "$out/$op.csv" ] && rows+=("$out/$op.csv")
     done
 }
 

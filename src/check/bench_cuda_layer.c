@@ -1,6 +1,7 @@
-/* bench_cuda_layer.c - one layer of sparse attention over ranks that have a CUDA device each, end to end in one graph
+/* bench_cuda_layer.c - one layer of attention over ranks that have a CUDA device each, end to end in one graph
  * a rank: index scores and selection on the rank's keys, candidates and queries to all, the cut of the best of them all,
- * slots, attention of all heads, partials to the ranks of their heads, merged.
+ * slots, attention of all heads, partials to the ranks of their heads, merged. Dense (topk 0): queries to all, attention of
+ * all heads over the rank's keys, partials, merged.
  *
  * Beside it, on the same devices: the same layer without DCP (each rank has the whole context and its own heads: no
  * exchange at all), and with NCCL in the places of the exchanges. NCCL's row moves the same bytes and merges what it
@@ -35,8 +36,10 @@ typedef enum way { WAY_ONE, WAY_P2P, WAY_NCCL, N_WAY } way;
 static void enqueue_one(layer_bench *s, int32_t r, dev_queue *q)
 {
     const kern_table *k = &s->b->kern;
-    k->index_select(&s->one[r].select, q);
-    k->localise(&s->one[r].local, q);
+    if (layer_is_sparse(s)) {
+        k->index_select(&s->one[r].select, q);
+        k->localise(&s->one[r].local, q);
+    }
     k->attn(&s->one[r].attn, q);
 }
 
@@ -60,8 +63,10 @@ static void find_cut(layer_bench *s, int32_t r, dev_queue *q)
 
 static void enqueue_rest(layer_bench *s, int32_t r, dev_queue *q)
 {
-    find_cut(s, r, q);
-    s->b->kern.localise(&s->part[r].local, q);
+    if (layer_is_sparse(s)) {
+        find_cut(s, r, q);
+        s->b->kern.localise(&s->part[r].local, q);
+    }
     s->b->kern.attn(&s->part[r].attn, q);
 }
 
@@ -71,7 +76,7 @@ static void enqueue_p2p(layer_bench *s, int32_t lead)
     int32_t led[WIRE_MAX_RANK];
     const int32_t n = gpu_ranks_led_by(&s->w, lead, led);
     dev_queue *q = &s->w.queue[lead];
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < n && layer_is_sparse(s); i++) {
         s->b->kern.index_select(&s->part[led[i]].select, q);
     }
     gpu_exchange_led_by(&s->w, s->send, lead);
@@ -97,11 +102,13 @@ static kvs_status enqueue_nccl(nccl_part *k, kvs_error *err)
     dev_queue *q = &s->w.queue[r];
     const float *out_in[WIRE_MAX_RANK];
     const float *lse_in[WIRE_MAX_RANK];
-    s->b->kern.index_select(&s->part[r].select, q);
-    TRY(nccl_all_gather(k->c, s->part[r].select.list_id, s->lists[r], (size_t)s->list_bytes, q,
-                        err));
-    find_cut(s, r, q);
-    s->b->kern.localise(&s->part[r].local, q);
+    if (layer_is_sparse(s)) {
+        s->b->kern.index_select(&s->part[r].select, q);
+        TRY(nccl_all_gather(k->c, s->part[r].select.list_id, s->lists[r], (size_t)s->list_bytes, q,
+                            err));
+        find_cut(s, r, q);
+        s->b->kern.localise(&s->part[r].local, q);
+    }
     TRY(nccl_all_gather(k->c, s->one[r].attn.q, s->moved_in[r],
                         (size_t)(s->n_row * s->local) * DIM * 2, q, err));
     s->b->kern.attn(&s->part[r].attn,
@@ -199,20 +206,34 @@ static void free_graphs(layer_bench *s)
 }
 
 /* Work of one rank. */
+static void count_work(const layer_bench *s, way how, double *flop, double *byte)
+{
+    const int sparse = layer_is_sparse(s);
+    const double dcp = how == WAY_ONE ? 1.0 : s->n;
+    const double heads = how == WAY_ONE ? s->local : s->heads;
+    const double tokens = (double)s->p->batch * (double)s->p->len / dcp;
+    double keys = 0.0; /* (row, key) pairs */
+    for (int32_t i = 0; i < s->n_row; i++) {
+        keys += (double)(sparse ? s->p->topk : shard_bound(s->p->len, s->p->q, i % s->p->q)) / dcp;
+    }
+    *byte = (sparse ? keys : tokens) * (double)orc_row_bytes(s->p->kv) +
+            (double)s->n_row * heads * DIM * 2.0 + (double)layer_out_n(s) * 2.0;
+    *flop = keys * heads * 2.0 * (DIM + VDIM);
+    if (sparse) {
+        *byte += tokens * (IDIM + 4.0);
+        *flop += tokens * s->p->q * 2.0 * IDIM * LAYER_INDEX_HEAD;
+    }
+}
+
 static void hand_over(layer_bench *s, way how, const bench_timing *t, const check_result *r)
 {
     static const char *const variant[N_WAY] = {NULL, "p2p", "nccl"};
-    const double dcp = how == WAY_ONE ? 1.0 : s->n;
-    const double keys = (double)s->n_row * s->p->topk / dcp;
-    const double tokens = (double)s->p->batch * (double)s->p->len / dcp;
-    const double heads = how == WAY_ONE ? s->local : s->heads;
-    const double byte = tokens * (IDIM + 4.0) + keys * (double)orc_row_bytes(s->p->kv) +
-                        (double)s->n_row * heads * DIM * 2.0 + (double)layer_out_n(s) * 2.0;
-    const double flop =
-        tokens * s->p->q * 2.0 * IDIM * LAYER_INDEX_HEAD + keys * heads * 2.0 * (DIM + VDIM);
-    char name[48];
-    snprintf(name, sizeof name, "layer %dx%d h%d tp%d%s", (int)s->p->batch, (int)s->p->q,
-             (int)s->heads, (int)s->n, s->n > s->b->info.n_device ? " shared" : "");
+    double flop, byte;
+    count_work(s, how, &flop, &byte);
+    char name[56];
+    snprintf(name, sizeof name, "layer %dx%d h%d%s tp%d%s", (int)s->p->batch, (int)s->p->q,
+             (int)s->heads, layer_is_sparse(s) ? "" : " dense", (int)s->n,
+             s->n > s->b->info.n_device ? " shared" : "");
     const kvs_bench_row row = {
         .name = name,
         .op = "attn",
@@ -224,7 +245,7 @@ static void hand_over(layer_bench *s, way how, const bench_timing *t, const chec
         .heads = s->heads,
         .len = s->p->len,
         .topk = s->p->topk,
-        .dcp = (int32_t)dcp,
+        .dcp = how == WAY_ONE ? 1 : s->n,
         .n_rep = t->n,
         .median_us = t->median_us,
         .min_us = t->min_us,
@@ -415,15 +436,15 @@ static kvs_status run_open(layer_bench *s, kvs_error *err)
 
 int cuda_has_layer(const cuda_point *p)
 {
-    return p->dcp > 1 && p->topk > 0 && p->invalid == 0.0 && p->heads % p->dcp == 0 &&
+    return p->dcp > 1 && p->invalid == 0.0 && p->heads % p->dcp == 0 &&
            p->len % (KVS_PAGE_TOKENS * p->dcp) == 0;
 }
 
 kvs_status cuda_run_layer(cuda_bench *b, const cuda_point *p, kvs_error *err)
 {
-    static const kern_op need[] = {KERN_OP_attn, KERN_OP_index_select, KERN_OP_topk_merge,
-                                   KERN_OP_localise, KERN_OP_merge};
-    TRY(kern_need(&b->kern, need, sizeof need / sizeof *need, err));
+    static const kern_op need[] = {KERN_OP_attn, KERN_OP_merge, KERN_OP_index_select,
+                                   KERN_OP_topk_merge, KERN_OP_localise};
+    TRY(kern_need(&b->kern, need, p->topk > 0 ? 5 : 2, err));
     layer_bench *s = mem_calloc(1, sizeof *s);
     if (s == NULL) {
         return err_set(err, KVS_NOMEM, "no memory for a layer");
@@ -434,7 +455,7 @@ kvs_status cuda_run_layer(cuda_bench *b, const cuda_point *p, kvs_error *err)
     s->n_row = p->batch * p->q;
     s->heads = p->heads;
     s->local = p->heads / p->dcp;
-    s->list_bytes = ((int64_t)s->n_row * (2 * p->topk + 1) * 4 + 15) / 16 * 16;
+    s->list_bytes = p->topk == 0 ? 0 : ((int64_t)s->n_row * (2 * p->topk + 1) * 4 + 15) / 16 * 16;
     s->n_key = p->batch * p->len < LAYER_KEY ? p->batch * p->len : LAYER_KEY;
     const int64_t first = (int64_t)s->n_row * s->local * DIM * 2 + s->list_bytes;
     kvs_status st =

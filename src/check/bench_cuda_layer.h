@@ -1,4 +1,4 @@
-/* check/bench_cuda_layer.h - one layer of sparse attention over ranks with a CUDA device each: what its files share.
+/* check/bench_cuda_layer.h - one layer of attention over ranks with a CUDA device each: what its files share.
  *
  * bench_cuda_layer_make.c builds it for both ways of cutting the context, bench_cuda_layer_check.c compares what they
  * give, bench_cuda_layer.c records and times it. */
@@ -14,6 +14,8 @@ enum {
     LAYER_KEY = 65536,
     LAYER_TRASH = 128 << 20 /* bytes that fills keep a device busy with */
 };
+
+#define LAYER_K_SCALE 0.015f /* of per-tensor rows */
 
 /* A layer on one rank, the context cut over dcp ranks: 1, or as many as there are. */
 typedef struct rank_layer {
@@ -45,6 +47,12 @@ typedef struct layer_bench {
     uint8_t *index_q;
     float *index_w;
 } layer_bench;
+
+/* Rows attend what an indexer selects; else all before them. */
+static inline int layer_is_sparse(const layer_bench *s)
+{
+    return s->p->topk > 0;
+}
 
 /* Elements of a rank's result. */
 static inline size_t layer_out_n(const layer_bench *s)

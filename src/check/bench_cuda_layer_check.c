@@ -1,4 +1,4 @@
-/* bench_cuda_layer_check.c - what a layer over ranks must give: the positions that one rank alone selects, and its
+/* bench_cuda_layer_check.c - what a layer over ranks must give: the positions that one rank alone selects, if any are, and its
  * results: within the bounds of double precision, or to the bit where the variant of attention is deterministic. */
 #include <stdlib.h>
 #include <string.h>
@@ -113,11 +113,32 @@ typedef struct head_work {
     void *block;
 } head_work;
 
+/* Slots that one rank alone attends, into h: those it has selected, or all of the sequence. */
+static void list_keys(layer_bench *s, int32_t r, int32_t row, int32_t *slots, head_work *h)
+{
+    const rank_layer *l = &s->one[r];
+    if (layer_is_sparse(s)) {
+        gpu_get(&s->w, r, slots, l->local.slots + (int64_t)row * l->local.k,
+                (size_t)l->local.k * 4);
+        gpu_get(&s->w, r, h->count, l->local.lane_count + (int64_t)row * l->attn.n_lane,
+                (size_t)l->attn.n_lane * 4);
+        h->one.slots = slots;
+        h->one.lane_count = h->count;
+        orc_attn_keys(&h->one, 0, &h->keys);
+        return;
+    }
+    h->keys.n = shard_bound(s->p->len, s->p->q, row % s->p->q);
+    for (int64_t i = 0; i < h->keys.n; i++) {
+        h->keys.slot[i] = (int32_t)(row / s->p->q * s->p->len + i);
+        h->keys.seg[i] = (int32_t)(i / ATTN_SEGMENT);
+    }
+}
+
 /* The row's keys, from the template. */
 static kvs_status take_keys(layer_bench *s, int32_t r, int32_t row, head_work *h, kvs_error *err)
 {
     const rank_layer *l = &s->one[r];
-    const size_t k = (size_t)l->local.k;
+    const size_t k = (size_t)(layer_is_sparse(s) ? s->p->topk : s->p->len);
     const size_t row_bytes = (size_t)l->attn.row_stride;
     const size_t each =
         3 * sizeof(int32_t) + DIM * sizeof(float) + 3 * sizeof(double) + row_bytes + 1;
@@ -135,17 +156,12 @@ static kvs_status take_keys(layer_bench *s, int32_t r, int32_t row, head_work *h
     h->keys.seg = h->keys.slot + k;
     uint8_t *rows = (uint8_t *)(h->keys.seg + k);
     uint8_t *used = rows + k * row_bytes;
-    gpu_get(&s->w, r, slots, l->local.slots + (int64_t)row * l->local.k, k * 4);
-    gpu_get(&s->w, r, h->count, l->local.lane_count + (int64_t)row * l->attn.n_lane,
-            (size_t)l->attn.n_lane * 4);
     attn_args *a = &h->one;
     *a = l->attn;
     a->n_row = 1;
     a->n_head = 1;
-    a->slots = slots;
-    a->lane_count = h->count;
     a->out_type = KVS_DTYPE_F32;
-    orc_attn_keys(a, 0, &h->keys);
+    list_keys(s, r, row, slots, h);
     for (int64_t i = 0; i < h->keys.n; i++) {
         memcpy(rows + (size_t)i * row_bytes,
                s->rows + (size_t)(h->keys.slot[i] % CUDA_ATTN_ROWS) * row_bytes, row_bytes);
@@ -184,7 +200,7 @@ kvs_status layer_compare(layer_bench *s, check_result *res, kvs_error *err)
 {
     const int32_t rows[2] = {0, s->n_row - 1};
     const int exact = strstr(s->b->kern.variant[KERN_OP_attn], "det") != NULL;
-    for (int i = 0; i < 2 && (i == 0 || rows[1] > 0); i++) {
+    for (int i = 0; layer_is_sparse(s) && i < 2 && (i == 0 || rows[1] > 0); i++) {
         TRY(compare_selection(s, rows[i], res, err));
     }
     for (int32_t r = 0; r < s->n; r++) {

@@ -1,7 +1,8 @@
 /* bench_cuda_layer_make.c - inputs and buffers of a layer over ranks.
  *
  * Both ways of cutting hold the same tokens: token t of all sequences, laid end to end, is row t modulo CUDA_ATTN_ROWS of
- * the template, and index key t modulo n_key. A rank of n has every n-th, so its own pattern is as much shorter. */
+ * the template, and index key t modulo n_key. A rank of n has every n-th, so its own pattern is as much shorter. Where
+ * nothing is selected (topk 0), attention reads through the page tables that the indexer reads through elsewhere. */
 #include <string.h>
 
 #include "base/err.h"
@@ -26,32 +27,40 @@ static void tile(layer_bench *s, int32_t r, void *dst, int64_t bytes, const void
     dev_queue_sync(&s->w.queue[r]);
 }
 
+/* Index keys and what is scored against them. */
+static kvs_status make_host_index(layer_bench *s, rng *g, kvs_error *err)
+{
+    s->keys = mem_alloc((size_t)s->n_key / PAGE * INDEX_PAGE_BYTES_FP8, 0);
+    s->index_q = mem_alloc((size_t)s->n_row * LAYER_INDEX_HEAD * IDIM, 0);
+    s->index_w = mem_alloc_array((size_t)s->n_row * LAYER_INDEX_HEAD, sizeof *s->index_w, 0);
+    if (s->keys == NULL || s->index_q == NULL || s->index_w == NULL) {
+        return err_set(err, KVS_NOMEM, "no memory for the index of a layer");
+    }
+    for (int32_t i = 0; i < s->n_key / PAGE; i++) {
+        cuda_index_page(g, s->keys + (size_t)i * INDEX_PAGE_BYTES_FP8);
+    }
+    gen_e4m3(g, s->index_q, (int64_t)s->n_row * LAYER_INDEX_HEAD * IDIM);
+    gen_f32(g, s->index_w, (int64_t)s->n_row * LAYER_INDEX_HEAD, 0.05f);
+    return KVS_OK;
+}
+
 static kvs_status make_host(layer_bench *s, kvs_error *err)
 {
     const int64_t row = orc_row_bytes(s->p->kv);
     rng g = rng_init(s->b->cfg->seed, 77);
     s->rows = mem_alloc((size_t)(CUDA_ATTN_ROWS * row), 0);
-    s->keys = mem_alloc((size_t)s->n_key / PAGE * INDEX_PAGE_BYTES_FP8, 0);
     s->q = mem_alloc_array((size_t)s->n_row * (size_t)s->heads * DIM, sizeof *s->q, 0);
-    s->index_q = mem_alloc((size_t)s->n_row * LAYER_INDEX_HEAD * IDIM, 0);
-    s->index_w = mem_alloc_array((size_t)s->n_row * LAYER_INDEX_HEAD, sizeof *s->index_w, 0);
-    if (s->rows == NULL || s->keys == NULL || s->q == NULL || s->index_q == NULL ||
-        s->index_w == NULL) {
+    if (s->rows == NULL || s->q == NULL) {
         return err_set(err, KVS_NOMEM, "no memory for the inputs of a layer");
     }
     for (int64_t i = 0; i < CUDA_ATTN_ROWS; i++) {
-        gen_row(&g, s->p->kv, 1.0f, s->rows + i * row, 1.0f);
+        gen_row(&g, s->p->kv, LAYER_K_SCALE, s->rows + i * row, 1.0f);
         if (s->p->kv == KVS_KV_FP8_DS_MLA) {
             cuda_scales_to_pow2(s->rows + i * row);
         }
     }
-    for (int32_t i = 0; i < s->n_key / PAGE; i++) {
-        cuda_index_page(&g, s->keys + (size_t)i * INDEX_PAGE_BYTES_FP8);
-    }
     gen_bf16(&g, s->q, (int64_t)s->n_row * s->heads * DIM, 1.5f);
-    gen_e4m3(&g, s->index_q, (int64_t)s->n_row * LAYER_INDEX_HEAD * IDIM);
-    gen_f32(&g, s->index_w, (int64_t)s->n_row * LAYER_INDEX_HEAD, 0.05f);
-    return KVS_OK;
+    return layer_is_sparse(s) ? make_host_index(s, &g, err) : KVS_OK;
 }
 
 /* Latent rows of the rank's tokens: the template's, every n-th. */
@@ -63,7 +72,8 @@ static kvs_status make_rows(layer_bench *s, int32_t r, rank_layer *l, kvs_error 
     void *p = NULL;
     attn_args *a = &l->attn;
     a->fmt = s->p->kv;
-    a->k_scale = 1.0f;
+    a->k_scale = LAYER_K_SCALE;
+    a->n_lane = shard_n_lane(l->geom);
     a->row_stride = row;
     a->page_stride = row * PAGE;
     a->n_slot = s->p->batch * s->p->len / l->geom.n;
@@ -120,6 +130,10 @@ static kvs_status make_plan(layer_bench *s, int32_t r, rank_layer *l, kvs_error 
 {
     index_score_args *a = &l->select.in;
     const size_t rows = (size_t)s->n_row;
+    a->n_req = s->p->batch;
+    a->table_width = (int32_t)(s->p->len / l->geom.n / PAGE);
+    a->table_stride = a->table_width;
+    a->n_page = (int64_t)a->n_req * a->table_width;
     int32_t *word = mem_alloc_array((size_t)a->n_page + 3 * rows, sizeof *word, 0);
     if (word == NULL) {
         return err_set(err, KVS_NOMEM, "no memory for the plan of a layer");
@@ -158,16 +172,11 @@ static kvs_status make_select(layer_bench *s, int32_t r, rank_layer *l, const ui
     a->w = w;
     a->fmt = KVS_INDEX_FP8;
     a->page_stride = INDEX_PAGE_BYTES_FP8;
-    a->n_req = s->p->batch;
-    a->table_width = (int32_t)(s->p->len / l->geom.n / PAGE);
-    a->table_stride = a->table_width;
-    a->n_page = (int64_t)a->n_req * a->table_width;
     t->k = s->p->topk;
     t->dcp = l->geom.n;
     t->interleave = l->geom.i;
     t->rank = l->geom.rank;
     TRY(make_keys(s, r, l, err));
-    TRY(make_plan(s, r, l, err));
     TRY(gpu_alloc(&s->w, r, (size_t)s->list_bytes, &p, err));
     t->list_id = p;
     t->list_score = (float *)p + list;
@@ -199,7 +208,6 @@ static kvs_status make_local(layer_bench *s, int32_t r, rank_layer *l, kvs_error
     a->n_slot = l->attn.n_slot;
     a->row_req = in->row_req;
     a->slots_stride = a->k;
-    l->attn.n_lane = shard_n_lane(l->geom);
     TRY(gpu_alloc(&s->w, r, rows * (size_t)a->k * 4, &p, err));
     a->slots = p;
     TRY(gpu_alloc(&s->w, r, rows * (size_t)l->attn.n_lane * 4, &p, err));
@@ -236,9 +244,20 @@ static kvs_status make_attn(layer_bench *s, int32_t r, rank_layer *l, const void
     a->q_stride_head = DIM;
     a->q_stride_row = (int64_t)n_head * DIM;
     a->softmax_scale = 1.0f / 24.0f; /* 576^-1/2 */
-    a->slots = l->local.slots;
-    a->slots_stride = l->local.slots_stride;
-    a->lane_count = l->local.lane_count;
+    if (layer_is_sparse(s)) {
+        a->slots = l->local.slots;
+        a->slots_stride = l->local.slots_stride;
+        a->lane_count = l->local.lane_count;
+    } else {
+        const index_score_args *in = &l->select.in;
+        a->table = in->table;
+        a->table_stride = in->table_stride;
+        a->table_width = in->table_width;
+        a->row_req = in->row_req;
+        a->kv_len = in->kv_len;
+        a->interleave = l->geom.i;
+        a->n_req = in->n_req;
+    }
     a->out_stride_head = VDIM;
     a->out_stride_row = (int64_t)n_head * VDIM;
     TRY(gpu_alloc(&s->w, r, pairs * VDIM * 4, &p, err));
@@ -264,22 +283,31 @@ static exchange_part gathered(const void *src, void *dst, int64_t bytes, int64_t
 }
 
 /* Queries and candidates in one message: both are needed before the next thing a rank does. */
-static void make_exchanges(layer_bench *s, int32_t r, const void *own_q, void *all_q)
+static void add_candidates(layer_bench *s, int32_t r)
 {
     const index_select_args *t = &s->part[r].select;
-    const int64_t q = (int64_t)s->local * DIM * 2;
     const int64_t k = (int64_t)t->k * 4;
     uint8_t *lists = s->lists[r];
+    exchange_args *a = &s->send[r];
+    a->part[1] = gathered(t->list_id, lists, k, s->list_bytes, k);
+    a->part[2] = gathered(t->list_score, lists + s->n_row * k, k, s->list_bytes, k);
+    a->part[3] = gathered(t->list_count, lists + 2 * s->n_row * k, 4, s->list_bytes, 4);
+    a->n_part = 4;
+}
+
+static void make_exchanges(layer_bench *s, int32_t r, const void *own_q, void *all_q)
+{
+    const int64_t q = (int64_t)s->local * DIM * 2;
     exchange_args *a = &s->send[r];
     exchange_merge_args *m = &s->back[r];
     a->w = p2p_wire(s->w.g, r);
     a->op = EXCHANGE_OTHER;
     a->n_row = s->n_row;
-    a->n_part = 4;
+    a->n_part = 1;
     a->part[0] = gathered(own_q, all_q, q, q, (int64_t)s->heads * DIM * 2);
-    a->part[1] = gathered(t->list_id, lists, k, s->list_bytes, k);
-    a->part[2] = gathered(t->list_score, lists + s->n_row * k, k, s->list_bytes, k);
-    a->part[3] = gathered(t->list_count, lists + 2 * s->n_row * k, 4, s->list_bytes, 4);
+    if (layer_is_sparse(s)) {
+        add_candidates(s, r);
+    }
     s->start[r].w = a->w;
     s->start[r].op = EXCHANGE_BARRIER;
     m->w = a->w;
@@ -292,30 +320,46 @@ static void make_exchanges(layer_bench *s, int32_t r, const void *own_q, void *a
     m->out_row = (int64_t)s->local * VDIM;
 }
 
-static kvs_status make_rank(layer_bench *s, int32_t r, kvs_error *err)
+/* What both cuts share: the indexer's queries and weights, and room for all candidates. */
+static kvs_status make_index(layer_bench *s, int32_t r, kvs_error *err)
 {
     const size_t iq = (size_t)s->n_row * LAYER_INDEX_HEAD * IDIM;
     const size_t iw = (size_t)s->n_row * LAYER_INDEX_HEAD * sizeof(float);
-    const size_t row = (size_t)s->local * DIM * 2;
-    void *q, *w, *own_q, *all_q, *p;
+    void *q, *w;
     TRY(gpu_alloc(&s->w, r, iq, &q, err));
     gpu_put(&s->w, r, q, s->index_q, iq);
     TRY(gpu_alloc(&s->w, r, iw, &w, err));
     gpu_put(&s->w, r, w, s->index_w, iw);
+    TRY(make_select(s, r, &s->one[r], q, w, err));
+    TRY(make_select(s, r, &s->part[r], q, w, err));
+    return gpu_alloc(&s->w, r, (size_t)(s->list_bytes * s->n), &s->lists[r], err);
+}
+
+static kvs_status make_rank(layer_bench *s, int32_t r, kvs_error *err)
+{
+    const size_t row = (size_t)s->local * DIM * 2;
+    void *own_q, *all_q, *p;
     TRY(gpu_alloc(&s->w, r, (size_t)s->n_row * row, &own_q, err));
     for (int32_t i = 0; i < s->n_row; i++) {
         gpu_put(&s->w, r, (uint8_t *)own_q + (size_t)i * row,
                 s->q + ((size_t)i * (size_t)s->heads + (size_t)(r * s->local)) * DIM, row);
     }
     TRY(gpu_alloc(&s->w, r, (size_t)s->n_row * row * (size_t)s->n, &all_q, err));
-    TRY(gpu_alloc(&s->w, r, (size_t)(s->list_bytes * s->n), &s->lists[r], err));
     s->one[r].geom = (shard_geom){.n = 1, .i = 1, .rank = 0};
     s->part[r].geom = (shard_geom){.n = s->n, .i = 1, .rank = r};
     for (int i = 0; i < 2; i++) {
         rank_layer *l = i == 0 ? &s->one[r] : &s->part[r];
         TRY(make_rows(s, r, l, err));
-        TRY(make_select(s, r, l, q, w, err));
-        TRY(make_local(s, r, l, err));
+        TRY(make_plan(s, r, l, err));
+    }
+    if (layer_is_sparse(s)) {
+        TRY(make_index(s, r, err));
+    }
+    for (int i = 0; i < 2; i++) {
+        rank_layer *l = i == 0 ? &s->one[r] : &s->part[r];
+        if (layer_is_sparse(s)) {
+            TRY(make_local(s, r, l, err));
+        }
         TRY(make_attn(s, r, l, i == 0 ? own_q : all_q, i == 0 ? s->local : s->heads, err));
     }
     make_exchanges(s, r, own_q, all_q);

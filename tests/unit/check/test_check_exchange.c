@@ -195,14 +195,16 @@ static void exchanges_are_timed_and_compared(void **state)
 
 /* ---- a layer ----------------------------------------------------------------------------------- */
 
-static kvs_status run_layer(timed *t, int32_t ranks, int64_t q_rows, kvs_error *err)
+static kvs_status run_layer_of(timed *t, int32_t ranks, int64_t q_rows, int64_t n_best, int64_t fmt,
+                               kvs_error *err)
 {
     const int64_t dcp[] = {ranks};
     const int64_t q[] = {q_rows};
+    const int64_t topk[] = {n_best};
+    const int64_t kv[] = {fmt};
     static const int64_t batch[] = {2};
     static const int64_t heads[] = {8};
     static const int64_t len[] = {1024};
-    static const int64_t topk[] = {64};
     kvs_bench_config c = kvs_bench_config_default();
     memset(t, 0, sizeof *t);
     memset(err, 0, sizeof *err);
@@ -214,10 +216,16 @@ static kvs_status run_layer(timed *t, int32_t ranks, int64_t q_rows, kvs_error *
     c.heads = (kvs_bench_axis){heads, 1};
     c.len = (kvs_bench_axis){len, 1};
     c.topk = (kvs_bench_axis){topk, 1};
+    c.kv = (kvs_bench_axis){kv, 1};
     c.reps = 1;
     c.row = on_row;
     c.ctx = t;
     return kvs_bench_run(&c, err);
+}
+
+static kvs_status run_layer(timed *t, int32_t ranks, int64_t q_rows, kvs_error *err)
+{
+    return run_layer_of(t, ranks, q_rows, 64, KVS_KV_FP8_DS_MLA, err);
 }
 
 /* Ranks select what one does and give its results; one rank in the row beside them has the whole context. */
@@ -246,6 +254,28 @@ static void a_layer_over_ranks_is_that_of_one(void **state)
     assert_int_equal(t.dcp[2], 8);
 }
 
+/* Dense layers attend all tokens of the ranks, a row of several those up to its own. */
+static void a_dense_layer_over_ranks_is_that_of_one(void **state)
+{
+    (void)state;
+    static const int64_t fmt[] = {KVS_KV_BF16, KVS_KV_FP8, KVS_KV_FP8_DS_MLA};
+    timed t;
+    kvs_error err;
+    fake.replays = 0; /* a graph does what it holds the first time */
+    for (int i = 0; i < 3; i++) {
+        if (run_layer_of(&t, i == 0 ? 8 : 2, 3, 0, fmt[i], &err) != KVS_OK) {
+            fail_msg("%s", err.text);
+        }
+        assert_int_equal(t.n, 3);
+        assert_string_equal(t.name[1],
+                            i == 0 ? "layer 2x3 h8 dense tp8 shared" : "layer 2x3 h8 dense tp2 shared");
+        assert_string_equal(t.variant[2], "p2p");
+        assert_int_equal(fake.n_live, 0);
+    }
+    fake.wrong = 1;
+    assert_int_equal(run_layer_of(&t, 2, 1, 0, KVS_KV_BF16, &err), KVS_INTERNAL);
+}
+
 static void a_layer_that_differs_is_told(void **state)
 {
     (void)state;
@@ -271,6 +301,7 @@ int main(void)
         cmocka_unit_test_setup(no_device_is_said, reset),
         cmocka_unit_test_setup(exchanges_are_timed_and_compared, reset),
         cmocka_unit_test_setup(a_layer_over_ranks_is_that_of_one, reset),
+        cmocka_unit_test_setup(a_dense_layer_over_ranks_is_that_of_one, reset),
         cmocka_unit_test_setup(a_layer_that_differs_is_told, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
