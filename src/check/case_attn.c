@@ -84,7 +84,10 @@ static void new_pool(check_case *k, attn_args *a, int64_t n_page, int far)
     rng *r = &k->r;
     const int32_t elem = a->fmt == KVS_KV_F32 ? 4 : a->fmt == KVS_KV_BF16 ? 2 : 1;
     const int32_t unit = elem * case_step(k, elem);
-    a->k_scale = a->fmt == KVS_KV_FP8 ? 0.015f : NAN; /* other formats must not look at it */
+    /* one that is usual, a power of two, and one whose products with codes lie at halves (attn_dense_round.h) */
+    static const float k_scales[] = {0.015f, 0x1p-6f, 0x1.0a762cp-5f};
+    a->k_scale = a->fmt == KVS_KV_FP8 ? k_scales[k->index / 4 % 3]
+                                      : NAN; /* other formats must not look at it */
     a->row_stride = orc_row_bytes(a->fmt) + unit * gen_pick(r, 2) * 3;
     a->page_stride = a->row_stride * PAGE + unit * gen_pick(r, 40);
     a->n_slot = n_page * PAGE;

@@ -32,6 +32,8 @@ static const attn_shape g_dense[] = {
     {64, 1, 1, 1, 5, {126, 127, 128, 129, 130, -1}, 0, 0},
     {4, 8, 2, 1, 1, {16390, -1}, 0, 0},
     {5, 1, 1, 0, 1, {64, -1}, 0, 0},
+    {16, 2, 1, 5, 1, {700, 65, 0, 2000, 129, -1}, 0, 0},
+    {5, 1, 1, 3, 3, {190, 192, 193, 900, 901, 902, 0, 64}, 0, 0},
 };
 enum { N_DENSE = sizeof g_dense / sizeof *g_dense };
 
@@ -70,8 +72,9 @@ static void attn_past_bound(check_case *k, int32_t index)
 {
     static const int32_t cuts[] = {64, 63, 65, 127, 128, 30};
     const int32_t cut = cuts[index % 6];
-    const attn_shape s = {9, 1 << (index % 4), 1 << (index % 3), 2, 3, {cut, cut + 70, cut, -1}, 0,
-                          0};
+    const int32_t n_head = index % 8 == 7 ? 5 : 9;
+    const attn_shape s = {
+        n_head, 1 << (index % 4), 1 << (index % 3), 2, 3, {cut, cut + 70, cut, -1}, 0, 0};
     attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
     attn_fill(k);
     for (int64_t l = cut; l < cut + 70 && !k->failed; l++) {

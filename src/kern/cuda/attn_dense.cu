@@ -6,6 +6,8 @@
 
 #include "kern/cuda/attn_dense.cuh"
 #include "kern/cuda/attn_dense.h"
+#include "kern/cuda/attn_dense_few.cuh"
+#include "kern/cuda/attn_dense_round.h"
 #include "kern/cuda/cuda.h"
 #include "kern/cuda/launch.cuh"
 #include "kern/cuda/ptx.cuh"
@@ -240,6 +242,26 @@ static cudaError_t map_make(const attn_args *a, int32_t n_page, int at, uint32_t
                : cudaErrorInvalidValue;
 }
 
+/* A map of whole rows of FP8 codes, eight bytes an element, with room for what lies between rows in shared memory: what is
+ * past a row comes as zeros. */
+static cudaError_t few_map_make(const attn_args *a, int32_t n_page, CUtensorMap *map)
+{
+    const encode_fn encode = encode_find();
+    if (encode == NULL)
+        return cudaErrorNotSupported;
+    const cuuint64_t dim[3] = {DENSE_DIM / 8, DENSE_TILE, (cuuint64_t)(n_page > 0 ? n_page : 1)};
+    const cuuint64_t stride[2] = {(cuuint64_t)a->row_stride, (cuuint64_t)a->page_stride};
+    const cuuint32_t box[3] = {FEW_PITCH / 8, DENSE_TILE, 1}, step[3] = {1, 1, 1};
+    const uintptr_t base =
+        n_page > 0 ? (uintptr_t)a->kv : ((uintptr_t)a->scratch + 255) & ~(uintptr_t)255;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT64, 3, (void *)base, dim, stride, box, step,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
+}
+
 static cudaError_t maps_make(const attn_args *a, int kind, dense_params *p)
 {
     if (kind != DENSE_DS)
@@ -285,6 +307,17 @@ static void params_fill(const attn_args *a, int n_sm, dense_params *p)
     p->n_nan = a->stats == NULL ? NULL : (unsigned long long *)&a->stats->n_nan;
 }
 
+static cudaError_t few_launch(const dense_params &d, const dense_round &r, cudaStream_t stream)
+{
+    few_params p;
+    p.d = d;
+    p.hi = r.hi * 0x10001u;
+    p.lo = r.lo * 0x10001u;
+    p.back = (r.back ^ 0x8000u) * 0x10001u;
+    p.unit = r.unit;
+    return attn_dense_few_launch(p, r.plain, stream);
+}
+
 cudaError_t attn_dense_launch(const attn_args *a, int n_sm, cudaStream_t stream)
 {
     count_params c = {};
@@ -294,12 +327,15 @@ cudaError_t attn_dense_launch(const attn_args *a, int n_sm, cudaStream_t stream)
     const int kind = a->fmt == KVS_KV_BF16  ? DENSE_BF16
                      : a->fmt == KVS_KV_FP8 ? DENSE_FP8
                                             : DENSE_DS;
-    cudaError_t e = maps_make(a, kind, &p);
+    dense_round round;
+    const bool few = kind == DENSE_FP8 && p.work.span * p.n_head <= FEW_M &&
+                     dense_round_find(a->k_scale, &round);
+    cudaError_t e = few ? few_map_make(a, p.n_page, &p.map) : maps_make(a, kind, &p);
     if (e == cudaSuccess && a->stats != NULL)
         e = launch_kernel(attn_dense_count, dim3((unsigned)a->n_row), COUNT_THREADS, 0, false, c,
                           stream);
     if (e == cudaSuccess)
-        e = attn_dense_main_launch(p, kind, stream);
+        e = few ? few_launch(p, round, stream) : attn_dense_main_launch(p, kind, stream);
     if (e == cudaSuccess && p.work.n_part > 1)
         e = launch_kernel(attn_dense_merge, dim3(p.work.n_part, p.work.span * p.n_head),
                           MERGE_THREADS, 0, true, p, stream);
