@@ -62,6 +62,8 @@ void attn_alone(check_case *k, int32_t index);
 void attn_alone_run(const kern_table *t, check_case *k, dev_queue *q);
 void attn_tree(check_case *k, int32_t index);
 void attn_tree_run(const kern_table *t, check_case *k, dev_queue *q);
+void attn_listed(check_case *k, int32_t index);
+void attn_listed_run(const kern_table *t, check_case *k, dev_queue *q);
 void attn_fold(check_case *k, int32_t index);
 void attn_fold_run(const kern_table *t, check_case *k, dev_queue *q);
 

@@ -393,6 +393,8 @@ static const check_class g_classes[] = {
      CLASS_ORDER, attn_alone, attn_alone_run, attn_compare},
     {"tree", "N = 1, 2, 4, 8 have the same bits: lanes merge by (l, l+4), (l, l+2), (l, l+1)", 12,
      4, CLASS_ORDER | CLASS_STEPS, attn_tree, attn_tree_run, attn_compare},
+    {"tables as lists", "a block table attends what lists of its slots do, in the order of lanes", 16, 4,
+     CLASS_ORDER | CLASS_STEPS, attn_listed, attn_listed_run, attn_compare},
     {"fold", "segments of 2048 attended keys fold in order", 8, 2, CLASS_ORDER | CLASS_STEPS,
      attn_fold, attn_fold_run, attn_compare},
     {"bf16 out", "out as bf16 is the f32 result rounded once", 24, 6, CLASS_DEVICE, attn_bf16,

@@ -1,5 +1,5 @@
 /* case_attn_same.c - attention computed a second way that must give the same bits: rows alone,
- * heads alone, lanes on other ranks, segments by themselves. */
+ * heads alone, lanes on other ranks, segments by themselves, tables as lists. */
 #include <math.h>
 #include <string.h>
 
@@ -213,6 +213,68 @@ void attn_tree_run(const kern_table *t, check_case *k, dev_queue *q)
             }
         }
         part_store(k, row, rank[0]);
+    }
+}
+
+/* ---- tables as lists ---- */
+
+void attn_listed(check_case *k, int32_t index)
+{
+    static const attn_shape shapes[] = {
+        {8, 8, 2, 2, 2, {700, 701, 64, -1}, 0, 0},
+        {33, 4, 16, 1, 3, {130, 0, 257, -1}, 0, 0},
+        {3, 2, 1, 2, 1, {4500, 63, -1}, 0, 0},
+        {16, 1, 64, 3, 1, {2049, 1, 200, -1}, 0, 0},
+    };
+    attn_args *a = attn_new(k, &shapes[index % 4], g_fmt[(index + index / 4) % 4]);
+    second_outputs(k);
+    if (!k->failed) {
+        ((int32_t *)a->table)[0] = -1; /* keys that nobody attends move the segments behind them */
+    }
+    attn_fill(k);
+    attn_finish(k);
+}
+
+/* Row by row what the table says, lane by lane. */
+static attn_args as_lists(check_case *k)
+{
+    attn_args a = *(const attn_args *)k->args;
+    int32_t most = 1;
+    for (int64_t row = 0; row < a.n_row; row++) {
+        most = a.kv_len[row] > most ? a.kv_len[row] : most;
+    }
+    int32_t *slots = case_alloc(k, a.n_row * (int64_t)most, sizeof *slots);
+    int32_t *count = case_alloc(k, (int64_t)a.n_row * a.n_lane, sizeof *count);
+    for (int64_t row = 0; row < a.n_row && !k->failed; row++) {
+        const int32_t *table = a.table + a.row_req[row] * a.table_stride;
+        int32_t *to = slots + row * most;
+        for (int32_t lane = 0; lane < a.n_lane; lane++) {
+            const int32_t *begin = to;
+            for (int32_t l = 0; l < a.kv_len[row]; l++) {
+                if (l / a.interleave % a.n_lane == lane) {
+                    *to++ = (int32_t)orc_slot(table, a.table_width, a.n_slot, l);
+                }
+            }
+            count[row * a.n_lane + lane] = (int32_t)(to - begin);
+        }
+    }
+    a.table = NULL;
+    a.slots = slots;
+    a.slots_stride = most;
+    a.lane_count = count;
+    return a;
+}
+
+void attn_listed_run(const kern_table *t, check_case *k, dev_queue *q)
+{
+    const attn_expect *e = k->expect;
+    attn_run(t, k, q);
+    attn_args a = as_lists(k);
+    a.out = e->out2;
+    a.lse = e->lse2;
+    a.stats = NULL;
+    if (!k->failed) {
+        attn_call(t, k, q, &a);
     }
 }
 

@@ -1,16 +1,21 @@
 /* attn_sm90.cu - the op attn on sm_90a: lists of slots go to the sparse kernels, block tables to the dense
- * ones. */
+ * ones, or in the deterministic mode to the sparse ones through lists made of them. */
 #include "kern/cuda/attn_dense.h"
 #include "kern/cuda/attn_sparse.h"
+#include "kern/cuda/attn_tables.h"
 #include "kern/cuda/cuda.h"
 
 static const char *refuses(const attn_args *a, int deterministic)
 {
     if (a->slots != NULL)
         return attn_sparse_refuses(a);
-    if (deterministic)
-        return "sm90_det attends lists of slots: a block table needs sm90";
-    return attn_dense_refuses(a);
+    return deterministic ? attn_tables_refuses(a) : attn_dense_refuses(a);
+}
+
+/* The most keys of a lane that a list can have, for the deterministic mode. */
+static int64_t lane_most(const attn_args *a, int deterministic)
+{
+    return !deterministic ? 0 : a->slots_stride > 1 ? a->slots_stride : 1;
 }
 
 const char *attn_refuses_sm90(const void *args)
@@ -28,8 +33,12 @@ static void op_enqueue(const attn_args *a, int deterministic, dev_queue *q)
     if (cuda_refused(q, refuses(a, deterministic)) || a->n_row == 0)
         return;
     if (a->slots != NULL)
-        dev_queue_fail_cuda(q, (int)attn_sparse_launch(a, deterministic, q->n_sm, cuda_stream(q)),
+        dev_queue_fail_cuda(q,
+                            (int)attn_sparse_launch(a, lane_most(a, deterministic), q->n_sm,
+                                                    cuda_stream(q)),
                             "attn_sparse");
+    else if (deterministic)
+        dev_queue_fail_cuda(q, (int)attn_tables_launch(a, q->n_sm, cuda_stream(q)), "attn_tables");
     else
         dev_queue_fail_cuda(q, (int)attn_dense_launch(a, q->n_sm, cuda_stream(q)), "attn_dense");
 }
@@ -46,10 +55,12 @@ void attn_sm90_det(const attn_args *a, dev_queue *q)
 
 size_t attn_scratch_sm90(const attn_args *a, const dev_queue *q)
 {
-    return a->slots != NULL ? attn_sparse_scratch(a, 0, q->n_sm) : attn_dense_scratch(a, q->n_sm);
+    return a->slots != NULL ? attn_sparse_scratch(a, lane_most(a, 0), q->n_sm)
+                            : attn_dense_scratch(a, q->n_sm);
 }
 
 size_t attn_scratch_sm90_det(const attn_args *a, const dev_queue *q)
 {
-    return a->slots != NULL ? attn_sparse_scratch(a, 1, q->n_sm) : 0;
+    return a->slots != NULL ? attn_sparse_scratch(a, lane_most(a, 1), q->n_sm)
+                            : attn_tables_scratch(a, q->n_sm);
 }

@@ -281,9 +281,10 @@ static int group_size(const attn_args *a, int whole, int n_sm)
     return n;
 }
 
-static int n_segment(const attn_args *a)
+/* What a row is cut into where lanes are of at most so many keys; 0: it is one item. */
+static int n_segment(int64_t lane_most)
 {
-    return (int)((a->slots_stride + ATTN_SEGMENT - 1) / ATTN_SEGMENT);
+    return (int)shard_n_segment(lane_most);
 }
 
 static int64_t rows_at_once(const attn_args *a, int whole)
@@ -297,12 +298,13 @@ struct lay {
     int64_t n_item, n_partial;
 };
 
-static struct lay scratch_lay(const attn_args *a, int whole, int n_sm)
+static struct lay scratch_lay(const attn_args *a, int64_t lane_most, int n_sm)
 {
+    const int whole = lane_most > 0;
     struct lay l;
     const size_t line = 255;
     const int64_t rows = rows_at_once(a, whole);
-    l.n_item = whole ? rows * a->n_lane * n_segment(a) : rows;
+    l.n_item = whole ? rows * a->n_lane * n_segment(lane_most) : rows;
     l.n_partial = whole ? l.n_item : 2 * (int64_t)n_sm;
     l.ids = 0;
     l.count = ((size_t)(rows * a->slots_stride) * 4 + line) & ~line;
@@ -314,9 +316,9 @@ static struct lay scratch_lay(const attn_args *a, int whole, int n_sm)
     return l;
 }
 
-size_t attn_sparse_scratch(const attn_args *a, int deterministic, int n_sm)
+size_t attn_sparse_scratch(const attn_args *a, int64_t lane_most, int n_sm)
 {
-    return scratch_lay(a, deterministic, n_sm).bytes;
+    return scratch_lay(a, lane_most, n_sm).bytes;
 }
 
 static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_row,
@@ -339,19 +341,20 @@ static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_ro
 }
 
 /* Rows [row0, row0 + n_row) of the call. */
-static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int64_t n_row, int n_sm,
-                               cudaStream_t stream)
+static cudaError_t rows_launch(const attn_args *a, int64_t lane_most, int64_t row0, int64_t n_row,
+                               int n_sm, cudaStream_t stream)
 {
-    const struct lay l = scratch_lay(a, whole, n_sm);
+    const int whole = lane_most > 0;
+    const struct lay l = scratch_lay(a, lane_most, n_sm);
     char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
-    const int per_row = whole ? a->n_lane * n_segment(a) : 1;
+    const int per_row = whole ? a->n_lane * n_segment(lane_most) : 1;
     pack_params k = {};
     k.slots = a->slots + row0 * a->slots_stride;
     k.slots_stride = a->slots_stride;
     k.lane_count = a->lane_count + row0 * a->n_lane;
     k.n_slot = a->n_slot;
     k.n_lane = a->n_lane;
-    k.n_segment = whole ? n_segment(a) : 0;
+    k.n_segment = n_segment(lane_most);
     k.ids = (int32_t *)(base + l.ids);
     k.count = (int32_t *)(base + l.count);
     k.begin = (int32_t *)(base + l.begin);
@@ -407,12 +410,12 @@ static cudaError_t rows_launch(const attn_args *a, int whole, int64_t row0, int6
     return e != cudaSuccess ? e : merge_launch(p, a->n_lane, n_row, stream);
 }
 
-cudaError_t attn_sparse_launch(const attn_args *a, int deterministic, int n_sm, cudaStream_t stream)
+cudaError_t attn_sparse_launch(const attn_args *a, int64_t lane_most, int n_sm, cudaStream_t stream)
 {
-    const int64_t step = rows_at_once(a, deterministic);
+    const int64_t step = rows_at_once(a, lane_most > 0);
     cudaError_t e = cudaSuccess;
     for (int64_t row = 0; row < a->n_row && e == cudaSuccess; row += step)
-        e = rows_launch(a, deterministic, row, row + step < a->n_row ? step : a->n_row - row, n_sm,
+        e = rows_launch(a, lane_most, row, row + step < a->n_row ? step : a->n_row - row, n_sm,
                         stream);
     return e;
 }

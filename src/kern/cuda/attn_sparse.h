@@ -14,10 +14,11 @@ enum { SPARSE_FP8, SPARSE_BF16 }; /* kinds of rows the main kernel is made for *
 
 /* Why args with lists of slots are not for it; NULL where they are. */
 const char *attn_sparse_refuses(const attn_args *a);
-/* Bytes of scratch, and the op enqueued, for args that are not refused. deterministic: segments, fold
- * and tree of kern/attn.h; otherwise a row's keys are cut by the work. */
-size_t attn_sparse_scratch(const attn_args *a, int deterministic, int n_sm);
-cudaError_t attn_sparse_launch(const attn_args *a, int deterministic, int n_sm,
+/* Bytes of scratch, and the op enqueued, for args that are not refused. lane_most above 0: deterministic, by the segments,
+ * fold and tree of kern/attn.h, with lanes of at most so many keys, whatever slots_stride; 0: a row's keys are cut by the
+ * work. */
+size_t attn_sparse_scratch(const attn_args *a, int64_t lane_most, int n_sm);
+cudaError_t attn_sparse_launch(const attn_args *a, int64_t lane_most, int n_sm,
                                cudaStream_t stream);
 
 #ifdef __cplusplus
