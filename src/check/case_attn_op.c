@@ -11,7 +11,7 @@ static const int32_t g_fmt[4] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32, KVS
 /* Shape index % n in a format that differs each time round. */
 static int32_t fmt_of(int32_t index, int32_t n)
 {
-    return g_fmt[(index + index / n) % 4];
+    return g_fmt[(index % n + index / n) % 4];
 }
 
 /* ---- table mode ---- */

@@ -14,6 +14,8 @@
 enum { PACK_THREADS = 256, PACK_IDS = 8, MERGE_HEADS = 8, MAX_LANE = 8 };
 /* Rows of the deterministic mode go through in so many at a time: their partials take 2 KiB a head. */
 enum { WHOLE_ROWS = 64 };
+/* Ids of a share that are little to do, however many blocks are idle beside. */
+enum { DIRECT_SHORT = 512 };
 #define NEG_INF (-__int_as_float(0x7f800000))
 
 /* ---- compaction ---------------------------------------------------------------------------- */
@@ -164,27 +166,21 @@ static __device__ void slice_store(const sparse_params &p, int64_t row, int head
     }
 }
 
-/* Rows that several parts worked on: block x is the part in which the row begins. A warp per head. */
-static __global__ void __launch_bounds__(32 * MERGE_HEADS)
-    attn_sparse_merge(const __grid_constant__ sparse_params p)
+/* A row's head from n partials, of which the first lies in slot `first` and the i-th in `then` + i x step. */
+static __device__ void partials_add(const sparse_params &p, int64_t row, int head, int lane,
+                                    int64_t first, int64_t then, int step, int n)
 {
-    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32,
-              part = blockIdx.x;
-    grid_wait();
-    const int2 cut = p.cut[part];
-    if (cut.x < 0 || head >= p.n_head)
-        return;
     float top = NEG_INF;
     bool bad = false;
-    for (int i = part; i <= cut.y; i++) {
-        const float l = p.part_lse[(2 * (int64_t)i + (i == part)) * p.n_head + head];
+    for (int i = 0; i < n; i++) {
+        const float l = p.part_lse[(i == 0 ? first : then + i * step) * p.n_head + head];
         bad = bad || !(l < -NEG_INF);
         top = fmaxf(top, l);
     }
     slice sum = {};
     float weight = 0.0f;
-    for (int i = part; i <= cut.y && !bad; i++) {
-        const int64_t at = (2 * (int64_t)i + (i == part)) * p.n_head + head;
+    for (int i = 0; i < n && !bad; i++) {
+        const int64_t at = (i == 0 ? first : then + i * step) * p.n_head + head;
         const float l = p.part_lse[at], w = l == NEG_INF ? 0.0f : exp2_approx(l - top);
         const slice s = slice_load(p.part_out + at * SPARSE_VDIM, lane);
         weight += w;
@@ -199,13 +195,36 @@ static __global__ void __launch_bounds__(32 * MERGE_HEADS)
     for (int k = 0; k < 4; k++)
         sum.v[k] =
             make_float4(sum.v[k].x * inv, sum.v[k].y * inv, sum.v[k].z * inv, sum.v[k].w * inv);
-    slice_store(p, cut.x, head, lane, sum);
+    slice_store(p, row, head, lane, sum);
     if (lane == 0) {
-        p.lse[(int64_t)cut.x * p.n_head + head] =
+        p.lse[row * p.n_head + head] =
             weight > 0.0f ? (top + log2f(weight)) * 0.693147180559945309f : NEG_INF;
         if (bad && p.n_nan != NULL)
             atomicAdd(p.n_nan, 1ull);
     }
+}
+
+/* Rows that several parts worked on: block x is the part in which the row begins. A warp per head. */
+static __global__ void __launch_bounds__(32 * MERGE_HEADS)
+    attn_sparse_merge(const __grid_constant__ sparse_params p)
+{
+    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, part = blockIdx.x;
+    grid_wait();
+    const int2 cut = p.cut[part];
+    if (cut.x >= 0 && head < p.n_head)
+        partials_add(p, cut.x, head, threadIdx.x % 32, 2 * part + 1, 2 * part, 2,
+                     cut.y - part + 1);
+}
+
+/* Rows that n_part clusters of attn_sparse_direct worked on: block x is the row. */
+static __global__ void __launch_bounds__(32 * MERGE_HEADS)
+    attn_sparse_join(const __grid_constant__ sparse_params p)
+{
+    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32;
+    const int64_t row = blockIdx.x, first = row * p.n_part;
+    grid_wait();
+    if (head < p.n_head)
+        partials_add(p, row, head, threadIdx.x % 32, first, first, 1, p.n_part);
 }
 
 struct node {
@@ -340,6 +359,36 @@ static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_ro
     }
 }
 
+/* What the main kernels have in common, for rows from row0 on and groups of at most n heads. */
+static sparse_params params_of(const attn_args *a, int64_t row0, int n)
+{
+    sparse_params p = {};
+    p.kv = a->kv;
+    p.page_stride = a->page_stride;
+    p.row_stride = a->row_stride;
+    p.q = (const uint16_t *)a->q + row0 * a->q_stride_row;
+    p.q_stride_row = a->q_stride_row;
+    p.q_stride_head = a->q_stride_head;
+    p.q_scale = a->q_scale == NULL ? NULL : a->q_scale + row0 * a->n_head;
+    p.scale_log2 = a->softmax_scale * 1.44269504088896341f;
+    p.q_wide =
+        ((uintptr_t)a->q | (uintptr_t)(a->q_stride_row * 2) | (uintptr_t)(a->q_stride_head * 2)) %
+            16 ==
+        0;
+    p.n_head = a->n_head;
+    p.n_group = (a->n_head + n - 1) / n;
+    p.group_heads = (a->n_head + p.n_group - 1) / p.n_group;
+    p.out_bf16 = a->out_type == KVS_DTYPE_BF16;
+    p.out = (char *)a->out + row0 * a->out_stride_row * (p.out_bf16 ? 2 : 4);
+    p.out_stride_row = a->out_stride_row;
+    p.out_stride_head = a->out_stride_head;
+    p.out_wide = (uintptr_t)a->out % (p.out_bf16 ? 8 : 16) == 0 &&
+                 (a->out_stride_row | a->out_stride_head) % 4 == 0;
+    p.lse = a->lse + row0 * a->n_head;
+    p.n_nan = a->stats == NULL ? NULL : (unsigned long long *)&a->stats->n_nan;
+    return p;
+}
+
 /* Rows [row0, row0 + n_row) of the call. */
 static cudaError_t rows_launch(const attn_args *a, int64_t lane_most, int64_t row0, int64_t n_row,
                                int n_sm, cudaStream_t stream)
@@ -364,29 +413,14 @@ static cudaError_t rows_launch(const attn_args *a, int64_t lane_most, int64_t ro
     if (e != cudaSuccess)
         return e;
 
-    sparse_params p = {};
-    p.kv = a->kv;
-    p.page_stride = a->page_stride;
-    p.row_stride = a->row_stride;
+    const int n = group_size(a, whole, n_sm);
+    sparse_params p = params_of(a, row0, n);
     p.ids = k.ids;
     p.ids_stride = k.slots_stride;
     p.count = k.count;
     p.begin = k.begin;
     p.n_item = (int32_t)(n_row * per_row);
     p.item_per_row = per_row;
-    p.q = (const uint16_t *)a->q + row0 * a->q_stride_row;
-    p.q_stride_row = a->q_stride_row;
-    p.q_stride_head = a->q_stride_head;
-    p.q_scale = a->q_scale == NULL ? NULL : a->q_scale + row0 * a->n_head;
-    p.scale_log2 = a->softmax_scale * 1.44269504088896341f;
-    p.q_wide =
-        ((uintptr_t)a->q | (uintptr_t)(a->q_stride_row * 2) | (uintptr_t)(a->q_stride_head * 2)) %
-            16 ==
-        0;
-    const int n = group_size(a, whole, n_sm);
-    p.n_head = a->n_head;
-    p.n_group = (a->n_head + n - 1) / n;
-    p.group_heads = (a->n_head + p.n_group - 1) / p.n_group;
     p.n_part = n_sm < p.n_group ? 1 : n_sm / p.n_group;
     p.whole = whole;
     /* with a tile or two for each block, an even cut is worth more than the cost of beginning */
@@ -394,24 +428,95 @@ static cudaError_t rows_launch(const attn_args *a, int64_t lane_most, int64_t ro
         n_row * ((a->slots_stride + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE)) * p.n_group > n_sm
             ? 2
             : 0;
-    p.out_bf16 = a->out_type == KVS_DTYPE_BF16;
-    p.out = (char *)a->out + row0 * a->out_stride_row * (p.out_bf16 ? 2 : 4);
-    p.out_stride_row = a->out_stride_row;
-    p.out_stride_head = a->out_stride_head;
-    p.out_wide = (uintptr_t)a->out % 8 == 0 && (a->out_stride_row | a->out_stride_head) % 2 == 0;
-    p.lse = a->lse + row0 * a->n_head;
     p.part_out = (float *)(base + l.out);
     p.part_lse = (float *)(base + l.lse);
     p.cut = (int2 *)(base + l.cut);
-    p.n_nan = a->stats == NULL ? NULL : (unsigned long long *)&a->stats->n_nan;
     const bool bf16 = a->fmt == KVS_KV_BF16;
     e = bf16 && n == 64 ? attn_sparse_wide_launch(p, stream)
                         : attn_sparse_main_launch(p, bf16 ? SPARSE_BF16 : SPARSE_FP8, n, stream);
     return e != cudaSuccess ? e : merge_launch(p, a->n_lane, n_row, stream);
 }
 
+/* ---- one launch ---------------------------------------------------------------------------- */
+
+/* Groups of n heads and shares of a list, n_join clusters of n_split; n = 0 where it is not for these args. */
+struct direct_plan {
+    int n, n_split, n_join;
+};
+
+/* Clocks of a pair of tiles and n heads, and of a second launch. */
+static int64_t pair_clocks(int n)
+{
+    return n == 16 ? 6400 : n == 32 ? 6900 : 8000;
+}
+enum { JOIN_CLOCKS = 6000 };
+
+/* The quickest division of which all blocks run at once. Rows that nothing would cut are left to the division by counts,
+ * which knows what is empty; so are divisions that leave more than a quarter of the card idle, unless there is little to do. */
+static cudaError_t direct_plan_make(const attn_args *a, int n_sm, direct_plan *plan)
+{
+    const int64_t stride = a->slots_stride;
+    int64_t best = INT64_MAX;
+    *plan = {0, 0, 0};
+    if (a->fmt != KVS_KV_FP8_DS_MLA || a->n_row > n_sm)
+        return cudaSuccess;
+    for (int n = 16; n <= 64; n *= 2) {
+        const int64_t groups = (int64_t)a->n_row * ((a->n_head + n - 1) / n);
+        for (int s = 1; s <= SPARSE_SPLITS && groups * s <= n_sm; s *= 2) {
+            int fit = 0;
+            const cudaError_t e = attn_sparse_direct_fit(n, s, &fit);
+            if (e != cudaSuccess)
+                return e;
+            for (int j = 1; groups * j <= fit && groups * s * j <= n_sm; j *= 2) {
+                const int64_t share = (stride + s * j - 1) / (s * j);
+                const int64_t clocks =
+                    (share + 2 * SPARSE_TILE - 1) / (2 * SPARSE_TILE) * pair_clocks(n) +
+                    (j > 1 ? JOIN_CLOCKS + 100 * j : 0) + 10 * s;
+                if (s * j == 1 || share > SPARSE_SHARE || clocks >= best ||
+                    (4 * groups * s * j < 3 * n_sm && share > DIRECT_SHORT))
+                    continue;
+                best = clocks;
+                *plan = {n, s, j};
+            }
+        }
+    }
+    return cudaSuccess;
+}
+
+static cudaError_t direct_run(const attn_args *a, direct_plan plan, int n_sm, cudaStream_t stream)
+{
+    const struct lay l = scratch_lay(a, 0, n_sm);
+    char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
+    direct_params p = {};
+    p.s = params_of(a, 0, plan.n);
+    p.s.part_out = (float *)(base + l.out);
+    p.s.part_lse = (float *)(base + l.lse);
+    p.s.n_part = plan.n_join;
+    p.slots = a->slots;
+    p.slots_stride = a->slots_stride;
+    p.lane_count = a->lane_count;
+    p.n_slot = a->n_slot;
+    p.n_lane = a->n_lane;
+    p.n_split = plan.n_split;
+    p.n_join = plan.n_join;
+    p.stats = a->stats;
+    const cudaError_t e = attn_sparse_direct_launch(p, plan.n, a->n_row, stream);
+    if (e != cudaSuccess || plan.n_join == 1)
+        return e;
+    const dim3 grid((unsigned)a->n_row, (a->n_head + MERGE_HEADS - 1) / MERGE_HEADS);
+    return launch_kernel(attn_sparse_join, grid, 32 * MERGE_HEADS, 0, true, p.s, stream);
+}
+
 cudaError_t attn_sparse_launch(const attn_args *a, int64_t lane_most, int n_sm, cudaStream_t stream)
 {
+    direct_plan plan = {0, 0, 0};
+    if (lane_most == 0) {
+        const cudaError_t e = direct_plan_make(a, n_sm, &plan);
+        if (e != cudaSuccess)
+            return e;
+    }
+    if (plan.n > 0)
+        return direct_run(a, plan, n_sm, stream);
     const int64_t step = rows_at_once(a, lane_most > 0);
     cudaError_t e = cudaSuccess;
     for (int64_t row = 0; row < a->n_row && e == cudaSuccess; row += step)

@@ -53,7 +53,7 @@ struct sparse_params {
     void *out; /* [n_row, n_head, 512] f32 or bf16                              */
     int64_t out_stride_row,
         out_stride_head;        /* elements                                             */
-    int32_t out_bf16, out_wide; /* wide: pairs are aligned                                       */
+    int32_t out_bf16, out_wide; /* wide: fours are aligned                                       */
     float *lse;                 /* [n_row, n_head], natural log                                  */
     float *part_out;            /* [2 n_part or n_item, n_head, 512]                             */
     float *part_lse;            /* the same without 512; base 2, natural when whole              */

@@ -21,10 +21,27 @@ enum {
 };
 enum { BAR_MAX = 1, BAR_P = 2, BAR_SUM = 3, BAR_LOOK = 4 /* and 5: of each group */ };
 /* Where a block's shared memory begins: behind the 1 KiB that the driver keeps (the launch makes sure). A number, so
- * that every address and every operand's description is one, or one addition away from one. */
-#define SMEM    1024u
+ * that every address and every operand's description is one, or one addition away from one. In a cluster an address
+ * says in its upper bits whose memory it is of: a kernel that runs in one has SMEM from smem_own. A description has the
+ * lower bits alone. */
+#define SMEM_AT 1024u
+#ifdef SMEM_OF_CLUSTER
+#define SMEM smem_own()
+#else
+#define SMEM SMEM_AT
+#endif
 #define GROW    8.0f
 #define NEG_INF (-__int_as_float(0x7f800000))
+
+/* SMEM_AT of the block that asks. */
+static __device__ __forceinline__ uint32_t smem_own()
+{
+    uint32_t at;
+    asm("{\n.reg .u32 rank;\nmov.u32 rank, %%cluster_ctarank;\nmapa.shared::cluster.u32 %0, %1, rank;\n}"
+        : "=r"(at)
+        : "r"(SMEM_AT));
+    return at;
+}
 
 template <int N, int FMT> struct layout {
     /* A key's bytes in the ring; an odd number of 16-byte chunks: rows start in different banks. */
@@ -224,7 +241,7 @@ static __device__ __forceinline__ void scores(float (&s)[N / 2], raw_chunk (&r)[
         score_half<FMT, FAST>(f[side], r[chunk % 2], scales, i);
         regs_pin(f[side]);
         wgmma_fence();
-        const uint64_t q = wgmma_tile(SMEM + L::q + grp * N * 128) + 4 * side;
+        const uint64_t q = wgmma_tile(SMEM_AT + L::q + grp * N * 128) + 4 * side;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             if (FMT == SPARSE_FP8 && grp < 8)

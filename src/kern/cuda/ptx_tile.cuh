@@ -19,13 +19,6 @@ __device__ __forceinline__ void copy_box(uint32_t dst, const void *map, int x, i
                  : "memory");
 }
 
-__device__ __forceinline__ void sts128(uint32_t at, uint4 v)
-{
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
-
 /* Whether the phase of this parity has ended. */
 __device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity)
 {
@@ -71,6 +64,32 @@ __device__ __forceinline__ void mbar_arrive_at(uint32_t bar, uint32_t rank)
                  "mbarrier.arrive.shared::cluster.b64 _, [at];\n}\n" ::"r"(bar),
                  "r"(rank)
                  : "memory");
+}
+
+/* The address, from all blocks of the cluster, of `at` in block `rank`. */
+__device__ __forceinline__ uint32_t cluster_address(uint32_t at, uint32_t rank)
+{
+    uint32_t a;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(at), "r"(rank));
+    return a;
+}
+
+/* From a cluster_address. */
+__device__ __forceinline__ float ldc_f(uint32_t at)
+{
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float4 ldc_f4(uint32_t at)
+{
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
 }
 
 /* ---- barriers of some warps ------------------------------------------------------------------ */
