@@ -180,20 +180,9 @@ template <int N>
 __global__ void __launch_bounds__(THREADS, 1)
     attn_sparse_direct(const __grid_constant__ direct_params p)
 {
-    using L = layout<N, SPARSE_FP8>;
     grid_release();
     const piece of(p);
-    if (threadIdx.x < 2 * N)
-        sts32(SMEM + L::max_at + threadIdx.x * 4, (uint32_t)float_order(NEG_INF));
-    if (threadIdx.x == 0) {
-        const uint32_t full = SMEM + L::bar_at;
-        for (int i = 0; i < L::stages; i++) {
-            mbar_init(full + 8 * i, COPIERS);
-            mbar_init(full + 8 * (L::stages + i), CONSUMERS / 32);
-        }
-        mbar_init(SMEM + L::free_at, CONSUMERS / 32);
-        mbar_init_fence();
-    }
+    block_begin<N, SPARSE_FP8>();
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         regs_give<HELPER_REGS>();

@@ -6,6 +6,25 @@
 
 #include "kern/cuda/attn_sparse_softmax.cuh"
 
+/* ---- before all pairs ---------------------------------------------------------------------- */
+
+/* By all threads of a block: no maxima yet, and the barriers of the ring and of P. A barrier of the block is to follow. */
+template <int N, int FMT> static __device__ __forceinline__ void block_begin()
+{
+    using L = layout<N, FMT>;
+    if (threadIdx.x < 2 * N)
+        sts32(SMEM + L::max_at + threadIdx.x * 4, (uint32_t)float_order(NEG_INF));
+    if (threadIdx.x == 0) {
+        const uint32_t full = SMEM + L::bar_at;
+        for (int i = 0; i < L::stages; i++) {
+            mbar_init(full + 8 * i, COPIERS);
+            mbar_init(full + 8 * (L::stages + i), CONSUMERS / 32);
+        }
+        mbar_init(SMEM + L::free_at, CONSUMERS / 32);
+        mbar_init_fence();
+    }
+}
+
 /* ---- values -------------------------------------------------------------------------------- */
 
 template <int N, int FMT>

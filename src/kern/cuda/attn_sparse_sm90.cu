@@ -16,7 +16,6 @@
 #include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/attn_sparse_queries.cuh"
 #include "kern/cuda/attn_sparse_pair.cuh"
-#include "kern/cuda/attn_sparse_results.cuh"
 #include "kern/cuda/attn_sparse_smem.cuh"
 #include "kern/cuda/launch.cuh"
 
@@ -180,17 +179,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     using L = layout<N, FMT>;
     extern __shared__ uint8_t raw[];
     const int part = blockIdx.x / p.n_group, head_group = blockIdx.x % p.n_group;
-    if (threadIdx.x < 2 * N)
-        sts32(SMEM + L::max_at + threadIdx.x * 4, (uint32_t)float_order(NEG_INF));
-    if (threadIdx.x == 0) {
-        const uint32_t full = SMEM + L::bar_at;
-        for (int i = 0; i < L::stages; i++) {
-            mbar_init(full + 8 * i, COPIERS);
-            mbar_init(full + 8 * (L::stages + i), CONSUMERS / 32);
-        }
-        mbar_init(SMEM + L::free_at, CONSUMERS / 32);
-        mbar_init_fence();
-    }
+    block_begin<N, FMT>();
     grid_wait();
     int32_t total;
     const sparse_walk w = walk_begin<THREADS>(p, part, (int32_t *)(raw + L::scan_at), &total);

@@ -139,15 +139,6 @@ __device__ __forceinline__ void sts_f2(uint32_t at, float a, float b)
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(a), "f"(b) : "memory");
 }
 
-__device__ __forceinline__ float4 lds_f4(uint32_t at)
-{
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at));
-    return v;
-}
-
 __device__ __forceinline__ void sts16(uint32_t at, uint16_t v)
 {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(v) : "memory");
