@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,5 +24,11 @@ enum { UNIT_TSAN = 0, UNIT_SANITIZED = 1 };
 #else
 enum { UNIT_TSAN = 0, UNIT_SANITIZED = 0 };
 #endif
+
+/* Whether valgrind runs the test (tools/valgrind.sh says so): some thirty times slower, on a processor of its own. */
+static inline bool unit_valgrind(void)
+{
+    return getenv("KVS_VALGRIND") != NULL;
+}
 
 #endif

@@ -1,13 +1,10 @@
 /* The collectives on threads and self against values computed from their definition: sizes 0, 1,
  * odd and large, every group size to 8, in place, the fixed order of sums, exact counters, groups
  * of groups, no allocation after the first call of a size. */
+#include "unit/unit.h"
+
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+
 #include "base/mem.h"
 #include "kvspan/log.h"
 #include "cases.h"
@@ -18,7 +15,7 @@ enum { N_SIZES = 8, N_SIZES_SLOW = 3 };
 /* The group sizes to run: under valgrind the first few. */
 static int n_sizes(void)
 {
-    return getenv("KVS_VALGRIND") != NULL ? N_SIZES_SLOW : N_SIZES;
+    return unit_valgrind() ? N_SIZES_SLOW : N_SIZES;
 }
 
 static void run_all_sizes(rank_fn fn)

@@ -273,7 +273,7 @@ static void every_kernel_reaches_far_pages(void **state)
     random_f32(key, LEN * 128, 3);
     /* Neither valgrind nor, with an unlucky start of the stack, the thread sanitizer has an address
      * range for the last one. */
-    const bool small = UNIT_TSAN || getenv("KVS_VALGRIND") != NULL;
+    const bool small = UNIT_TSAN || unit_valgrind();
     for (size_t k = 0; k < UNIT_COUNT(cases) - (small ? 1 : 0); k++) {
         const far_case *f = &cases[k];
         pool_pair p = {0};

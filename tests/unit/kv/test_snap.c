@@ -122,7 +122,7 @@ static void any_dcp_reads_what_any_wrote(void **state)
     }
     int32_t turn = 0;
     for (size_t k = 0; k < UNIT_COUNT(shapes); k++) {
-        for (size_t a = 0; a < UNIT_COUNT(lens); a += getenv("KVS_VALGRIND") != NULL ? 3 : 1) {
+        for (size_t a = 0; a < UNIT_COUNT(lens); a += unit_valgrind() ? 3 : 1) {
             for (size_t b = 0; b < UNIT_COUNT(ns); b++, turn++) {
                 /* Interleaves take turns; over the lengths every N meets every I. Formats behind
                  * the second share the cases. */

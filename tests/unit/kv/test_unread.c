@@ -174,7 +174,7 @@ static void free_pages_and_the_rest_of_a_page_are_not_read(void **state)
     const kvs_pos first = {0};
     for (size_t k = 0; k < UNIT_COUNT(shapes); k++) {
         const shape *s = &shapes[k];
-        for (size_t a = 0; a < UNIT_COUNT(lens); a += getenv("KVS_VALGRIND") != NULL ? 3 : 1) {
+        for (size_t a = 0; a < UNIT_COUNT(lens); a += unit_valgrind() ? 3 : 1) {
             paged bare;
             int64_t slot[MAX];
             kvs_cache *whole = NULL;

@@ -41,7 +41,7 @@ static const variant g_variants[] = {
 /* Under valgrind a few small cases have to do. */
 static bool slow(void)
 {
-    return UNIT_TSAN || getenv("KVS_VALGRIND") != NULL;
+    return UNIT_TSAN || unit_valgrind();
 }
 
 enum { RED = 16 }; /* floats behind each output that must stay as they were */
