@@ -212,6 +212,17 @@ static void new_lists(check_case *k, attn_args *a, const attn_shape *s)
     a->lane_count = count;
 }
 
+int32_t attn_fmt(int32_t index)
+{
+    static const int32_t fmt[4] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32, KVS_KV_FP8};
+    return fmt[index % 4];
+}
+
+int32_t attn_fmt_of(int32_t index, int32_t n)
+{
+    return attn_fmt(index % n + index / n);
+}
+
 attn_args *attn_new(check_case *k, const attn_shape *s, int32_t fmt)
 {
     attn_args *a = case_alloc(k, 1, sizeof *a);

@@ -36,6 +36,9 @@ typedef struct attn_expect {
     uint16_t *out16;    /* the same results as bf16, NULL elsewhere; their lse is lse2 */
 } attn_expect;
 
+/* The formats in turn; of shape index % n, one that differs each time round. */
+int32_t attn_fmt(int32_t index);
+int32_t attn_fmt_of(int32_t index, int32_t n);
 /* A case of a shape, in format `fmt`: queries, an empty pool (all NaN), tables or lists. */
 attn_args *attn_new(check_case *k, const attn_shape *s, int32_t fmt);
 /* Fills the slots that rows attend with keys; everything else stays NaN. */
@@ -54,6 +57,9 @@ void attn_compare_head(const attn_args *a, const orc_attn *o, int64_t row, int64
 /* The classes of case_attn_big.c: more rows than a grid has in y, slots past 2^31 bytes. */
 void attn_many_rows(check_case *k, int32_t index);
 void attn_far_slots(check_case *k, int32_t index);
+
+/* The class of case_attn_mixed.c: answers' rows and a prompt's in one call. */
+void attn_mixed(check_case *k, int32_t index);
 
 /* The classes of case_attn_same.c. */
 void attn_bf16(check_case *k, int32_t index);

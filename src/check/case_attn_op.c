@@ -6,14 +6,6 @@
 
 enum { PAGE = KVS_PAGE_TOKENS, DIM = KVS_ROW_DIM };
 
-static const int32_t g_fmt[4] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32, KVS_KV_FP8};
-
-/* Shape index % n in a format that differs each time round. */
-static int32_t fmt_of(int32_t index, int32_t n)
-{
-    return g_fmt[(index % n + index / n) % 4];
-}
-
 /* ---- table mode ---- */
 
 static const attn_shape g_dense[] = {
@@ -39,7 +31,7 @@ enum { N_DENSE = sizeof g_dense / sizeof *g_dense };
 
 static void attn_dense(check_case *k, int32_t index)
 {
-    attn_new(k, &g_dense[index % N_DENSE], fmt_of(index, N_DENSE));
+    attn_new(k, &g_dense[index % N_DENSE], attn_fmt_of(index, N_DENSE));
     attn_fill(k);
     attn_finish(k);
     ((attn_expect *)k->expect)->spread = 1;
@@ -50,7 +42,7 @@ static void attn_bad_pages(check_case *k, int32_t index)
 {
     const attn_shape s = {
         6, 1 << (index % 4), 1 << (index % 7), 4, 2, {200, 130, 64, 300, 0, 65, 128, 255}, 0, 0};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     if (!k->failed) {
         int32_t *table = (int32_t *)a->table;
         table[0] = -1;
@@ -75,7 +67,7 @@ static void attn_past_bound(check_case *k, int32_t index)
     const int32_t n_head = index % 8 == 7 ? 5 : 9;
     const attn_shape s = {
         n_head, 1 << (index % 4), 1 << (index % 3), 2, 3, {cut, cut + 70, cut, -1}, 0, 0};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     attn_fill(k);
     for (int64_t l = cut; l < cut + 70 && !k->failed; l++) {
         for (int32_t req = 0; req < 2; req++) {
@@ -101,7 +93,7 @@ enum { N_SPARSE = sizeof g_sparse / sizeof *g_sparse };
 
 static void attn_sparse(check_case *k, int32_t index)
 {
-    attn_new(k, &g_sparse[index % N_SPARSE], fmt_of(index, N_SPARSE));
+    attn_new(k, &g_sparse[index % N_SPARSE], attn_fmt_of(index, N_SPARSE));
     attn_fill(k);
     attn_finish(k);
     ((attn_expect *)k->expect)->spread = 1;
@@ -111,7 +103,7 @@ static void attn_sparse(check_case *k, int32_t index)
 static void attn_longest(check_case *k, int32_t index)
 {
     const attn_shape s = {1, index % 2 != 0 ? 8 : 1, 1, 1, 1, {0}, KVS_MAX_TOPK, 1};
-    attn_new(k, &s, g_fmt[index % 4]);
+    attn_new(k, &s, attn_fmt(index));
     attn_fill(k);
     attn_finish(k);
     ((attn_expect *)k->expect)->spread = 1;
@@ -121,7 +113,7 @@ static void attn_longest(check_case *k, int32_t index)
 static void attn_list_edges(check_case *k, int32_t index)
 {
     const attn_shape s = {index / 4 % 2 != 0 ? 70 : 7, 1 << (index % 4), 1, 1, 6, {0}, 150, 20};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         int32_t *list = (int32_t *)a->slots + row * a->slots_stride;
         int32_t *count = (int32_t *)a->lane_count + row * a->n_lane;
@@ -163,7 +155,7 @@ static void attn_huge(check_case *k, int32_t index)
 {
     static const float factors[] = {3e2f, 1e4f, -1e4f, 1e15f, 1e30f, -1e30f};
     const attn_shape s = {index / 12 % 2 != 0 ? 66 : 8, 1 << (index % 4), 1, 1, 2, {0}, 180, 10};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     attn_fill(k);
     orc_keys keys = {0};
     keys.slot = case_alloc(k, orc_attn_max_keys(a), sizeof *keys.slot);
@@ -181,7 +173,7 @@ static void attn_huge(check_case *k, int32_t index)
 static void attn_flat(check_case *k, int32_t index)
 {
     const attn_shape s = {6, 1 << (index % 4), 1, 1, 2, {0}, 300, 10};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             static const float few[] = {0.0f, -0.0f, 1e-39f};
@@ -220,7 +212,7 @@ static void attn_nan(check_case *k, int32_t index)
     const int two = index % 3 == 2; /* more than one segment in a lane, the NaN in the first */
     const attn_shape s = {two ? 2 : 6, two ? 1 : 1 << (index % 4), 1, 1, 3,
                           {0},         two ? 2300 : 190,           10};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     attn_fill(k);
     if (!k->failed) {
         for (int32_t row = 0; row < 2; row++) {
@@ -243,7 +235,7 @@ static void attn_nan_any(check_case *k, int32_t index)
 {
     const attn_shape s = {
         index / 8 % 2 != 0 ? 72 : 6, 1 << (index % 4), 1, 1, 4, {0}, index % 2 != 0 ? 700 : 90, 10};
-    attn_args *a = attn_new(k, &s, g_fmt[(index + index / 4) % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index + index / 4));
     attn_fill(k);
     if (!k->failed) {
         int32_t i = gen_pick(&k->r, 60);
@@ -261,7 +253,7 @@ static void attn_nan_any(check_case *k, int32_t index)
 static void attn_inf(check_case *k, int32_t index)
 {
     const attn_shape s = {index / 4 % 2 != 0 ? 65 : 8, 1 << (index % 4), 1, 1, 3, {0}, 150, 10};
-    attn_args *a = attn_new(k, &s, g_fmt[index % 4]);
+    attn_args *a = attn_new(k, &s, attn_fmt(index));
     attn_fill(k);
     for (int32_t row = 0; row < a->n_row && !k->failed; row++) {
         const int32_t *list = a->slots + row * a->slots_stride;
@@ -376,6 +368,8 @@ static const check_class g_classes[] = {
      4 * N_SPARSE, N_SPARSE, 0, attn_sparse, NULL, attn_compare},
     {"list edges", "-1 is none; a row with nothing to attend gives exactly (0, -inf)", 16, 4, 0,
      attn_list_edges, NULL, attn_compare},
+    {"mixed step", "the result of (row, head) depends on that row, that head and its keys only", 8, 2, 0,
+     attn_mixed, NULL, attn_compare},
     {"longest", NULL, 4, 0, 0, attn_longest, NULL, attn_compare},
     {"huge logits", NULL, 24, 8, 0, attn_huge, NULL, attn_compare},
     {"flat logits", NULL, 8, 4, 0, attn_flat, NULL, attn_compare},

@@ -8,8 +8,6 @@
 
 enum { VDIM = KVS_LATENT_DIM, SEGMENT = 2048 };
 
-static const int32_t g_fmt[4] = {KVS_KV_FP8_DS_MLA, KVS_KV_BF16, KVS_KV_F32, KVS_KV_FP8};
-
 static void second_outputs(check_case *k)
 {
     const attn_args *a = k->args;
@@ -71,7 +69,7 @@ void attn_alone(check_case *k, int32_t index)
         {40, 8, 1, 1, 4, {0}, 200, 10},
     };
     const int32_t n = sizeof shapes / sizeof *shapes;
-    attn_new(k, &shapes[index % n], g_fmt[(index + index / n) % 4]);
+    attn_new(k, &shapes[index % n], attn_fmt_of(index, n));
     second_outputs(k);
     attn_fill(k);
     attn_finish(k);
@@ -126,7 +124,7 @@ void attn_tree(check_case *k, int32_t index)
         {16, 8, 1, 1, 2, {0}, 40, 30},
         {2, 8, 1, 1, 1, {0}, 4000, 0},
     };
-    attn_new(k, &shapes[index % 4], g_fmt[(index + index / 4) % 4]);
+    attn_new(k, &shapes[index % 4], attn_fmt(index + index / 4));
     second_outputs(k);
     attn_fill(k);
     attn_finish(k);
@@ -226,7 +224,7 @@ void attn_listed(check_case *k, int32_t index)
         {3, 2, 1, 2, 1, {4500, 63, -1}, 0, 0},
         {16, 1, 64, 3, 1, {2049, 1, 200, -1}, 0, 0},
     };
-    attn_args *a = attn_new(k, &shapes[index % 4], g_fmt[(index + index / 4) % 4]);
+    attn_args *a = attn_new(k, &shapes[index % 4], attn_fmt(index + index / 4));
     second_outputs(k);
     if (!k->failed) {
         ((int32_t *)a->table)[0] = -1; /* keys that nobody attends move the segments behind them */
@@ -286,7 +284,7 @@ void attn_fold(check_case *k, int32_t index)
         {2, 1, 1, 1, 1, {0}, 4300, 0},
         {3, 1, 1, 1, 2, {0}, 2700, 20},
     };
-    attn_new(k, &shapes[index % 2], g_fmt[(index + index / 2) % 4]);
+    attn_new(k, &shapes[index % 2], attn_fmt(index + index / 2));
     second_outputs(k);
     attn_fill(k);
     attn_finish(k);
