@@ -86,8 +86,9 @@ typedef struct kvs_check_config {
 
     /* comm: several processes that call this check together, each with the same `rendezvous`
      * ("tcp://HOST:PORT"), its rank, 0 up, and their number; see kvs_comm_open_tcp. NULL: the processes
-     * that an MPI launcher has started, where one has, else this one alone. With cuda each process has the
-     * device whose number is that of the process among those of its host; rank 0 hands the rows over. */
+     * that an MPI launcher has started, where one has, else this one alone. With cuda, up to 8 processes: each has
+     * the device whose number is that of the process among those of its host, modulo those that it sees; rank 0
+     * hands the rows over. */
     const char *rendezvous;
     int32_t rank, n_rank;
 } kvs_check_config;

@@ -5,7 +5,7 @@
  * that all ranks end with one reason that names the rank. Transports: self, threads of 1 to 8
  * ranks, and those of a job of several processes: TCP where a rendezvous is given, else MPI when the
  * process was started by mpirun and the build has it (all processes of the job call check_comm_run
- * then; the one of rank 0 reports, and runs the other transports). */
+ * then; the one of rank 0 reports, and runs the other transports). Exchanges between CUDA devices: comm_cuda.h. */
 #ifndef KVS_CHECK_COMM_H
 #define KVS_CHECK_COMM_H
 

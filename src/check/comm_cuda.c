@@ -151,7 +151,7 @@ static void message_fill(message *m, gpu_world *w, uint64_t seed)
             const size_t n = src_bytes(&m->spec->part[k], w->n, m->n_row);
             fill_words(m->src[r][k], n, m->kind, rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), 0));
             gpu_put(w, r, (void *)(uintptr_t)m->a[r].part[k].src, m->src[r][k], n);
-            dev_cuda.fill(m->a[r].part[k].dst, GPU_POISON, dst_bytes(&m->spec->part[k], w->n, m->n_row));
+            gpu_fill(w, r, m->a[r].part[k].dst, GPU_POISON, dst_bytes(&m->spec->part[k], w->n, m->n_row));
         }
     }
 }
@@ -173,7 +173,7 @@ static void expect_part(const message *m, int32_t n, int32_t r, int32_t k, uint8
 static kvs_status message_compare(const message *m, gpu_world *w, char *wrong, size_t cap, kvs_error *err)
 {
     for (int32_t r = 0; r < w->n; r++) {
-        for (int32_t k = 0; k < m->spec->n_part && wrong[0] == '\0'; k++) {
+        for (int32_t k = 0; k < m->spec->n_part && gpu_is_here(w, r) && wrong[0] == '\0'; k++) {
             const size_t n = dst_bytes(&m->spec->part[k], w->n, m->n_row);
             uint8_t *want = mem_alloc(n, 0);
             uint8_t *got = mem_alloc(n, 0);
@@ -201,7 +201,7 @@ static void check_sound(gpu_world *w, char *wrong, size_t cap)
 {
     for (int32_t r = 0; r < w->n && wrong[0] == '\0'; r++) {
         kvs_error why;
-        if (p2p_check(w->g, r, &why) < 0) {
+        if (gpu_is_here(w, r) && p2p_check(w->g, r, &why) < 0) {
             snprintf(wrong, cap, "rank %d: %.150s", (int)r, why.text);
         }
     }
@@ -219,6 +219,7 @@ static kvs_status run_message(gpu_run *run, gpu_world *w, const msg_spec *spec, 
         st = gpu_sync(w, err);
         check_sound(w, wrong, cap);
         st = st == KVS_OK ? message_compare(&m, w, wrong, cap, err) : st;
+        st = st == KVS_OK ? gpu_share(run, wrong, cap, err) : st;
     }
     message_free(&m);
     while (w->n_block > blocks && st != KVS_DEVICE) {
@@ -322,8 +323,8 @@ static void partials_fill(partials *m, gpu_world *w, uint64_t seed)
         gpu_put(w, r, (void *)(uintptr_t)m->a[r].part, m->part[r], (size_t)(pairs * DIM) * 4);
         gpu_put(w, r, (void *)(uintptr_t)m->a[r].part_lse, m->lse[r], (size_t)pairs * 4);
         gpu_put(w, r, m->a[r].n_nan, &zero, sizeof zero);
-        dev_cuda.fill(m->a[r].out, GPU_POISON, (size_t)(m->n_row * LOCAL * DIM) * elem_bytes(m->type));
-        dev_cuda.fill(m->a[r].lse, GPU_POISON, (size_t)(m->n_row * LOCAL) * 4);
+        gpu_fill(w, r, m->a[r].out, GPU_POISON, (size_t)(m->n_row * LOCAL * DIM) * elem_bytes(m->type));
+        gpu_fill(w, r, m->a[r].lse, GPU_POISON, (size_t)(m->n_row * LOCAL) * 4);
     }
 }
 
@@ -386,6 +387,9 @@ static kvs_status partials_compare(const partials *m, gpu_world *w, char *wrong,
     float *want_lse = (float *)(void *)(mem + 2 * out_n);
     float *got_lse = want_lse + m->n_row * LOCAL;
     for (int32_t r = 0; r < w->n; r++) {
+        if (!gpu_is_here(w, r)) {
+            continue;
+        }
         uint64_t want_nan;
         uint64_t got_nan = 0;
         expect_merge(m, w->n, r, mem, want_lse, &want_nan);
@@ -415,6 +419,7 @@ static kvs_status run_partials(gpu_run *run, gpu_world *w, content kind, int32_t
         st = gpu_sync(w, err);
         check_sound(w, wrong, cap);
         st = st == KVS_OK ? partials_compare(&m, w, wrong, cap, err) : st;
+        st = st == KVS_OK ? gpu_share(run, wrong, cap, err) : st;
     }
     partials_free(&m);
     while (w->n_block > blocks && st != KVS_DEVICE) {
@@ -456,11 +461,19 @@ static kvs_status replay(gpu_run *run, gpu_world *w, message *m, dev_graph *g, c
         for (int i = 0; i < N_GRAPH_MSG && wrong[0] == '\0'; i++) {
             TRY(message_compare(&m[i], w, wrong, cap, err));
         }
+        TRY(gpu_share(run, wrong, cap, err));
     }
     return KVS_OK;
 }
 
-static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err)
+static kvs_status open_world(gpu_world *w, const gpu_run *run, int32_t n, bool spread, int64_t max_bytes,
+                             kvs_error *err)
+{
+    return run->job != NULL ? gpu_open_job(w, run, max_bytes, GPU_JOB_PATIENT_MS, err)
+                            : gpu_open(w, n, run->n_device, spread, max_bytes, GPU_PATIENT_MS, err);
+}
+
+kvs_status gpu_check_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err)
 {
     static const msg_spec spec = {"queries", EXCHANGE_Q, 1, {{16 * 1152, 0, true, true}}};
     static const int32_t rows[N_GRAPH_MSG] = {1, 24, 2, 90, 1, 4};
@@ -471,18 +484,20 @@ static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err
     char what[96];
     memset(m, 0, sizeof m);
     memset(g, 0, sizeof g);
-    TRY(gpu_open(&w, n, run->n_device, spread, 90 * spec.part[0].bytes, 30000, err));
+    TRY(open_world(&w, run, n, spread, 90 * spec.part[0].bytes, err));
     kvs_status st = KVS_OK;
     for (int i = 0; i < N_GRAPH_MSG && st == KVS_OK; i++) {
         st = message_make(&m[i], &w, &spec, CONTENT_WORDS, rows[i], err);
     }
-    const uint32_t before = st == KVS_OK ? p2p_count(w.g, 0) : 0;
+    const int32_t last = w.host != NULL ? w.here : n - 1;
+    const uint32_t before = st == KVS_OK ? p2p_count(w.g, last) : 0;
     st = st == KVS_OK ? replay(run, &w, m, g, wrong, sizeof wrong, err) : st;
     if (st == KVS_OK && wrong[0] == '\0' &&
-        p2p_count(w.g, n - 1) - before != (uint32_t)(N_GRAPH_MSG * REPLAYS)) {
-        snprintf(wrong, sizeof wrong, "%u exchanges counted, want %d", (unsigned)p2p_count(w.g, n - 1),
+        p2p_count(w.g, last) - before != (uint32_t)(N_GRAPH_MSG * REPLAYS)) {
+        snprintf(wrong, sizeof wrong, "%u exchanges counted, want %d", (unsigned)p2p_count(w.g, last),
                  N_GRAPH_MSG * REPLAYS);
     }
+    st = st == KVS_OK ? gpu_share(run, wrong, sizeof wrong, err) : st;
     for (int i = 0; i < N_GRAPH_MSG; i++) {
         message_free(&m[i]);
     }
@@ -492,8 +507,9 @@ static kvs_status run_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err
     if (st != KVS_DEVICE) {
         gpu_close(&w);
     }
-    snprintf(what, sizeof what, "op=graph transport=p2p n=%d devices=%d", (int)n,
-             (int)(spread && n > 1 ? run->n_device : 1));
+    char group[64];
+    gpu_group_text(run, n, spread && n > 1 ? run->n_device : 1, group, sizeof group);
+    snprintf(what, sizeof what, "op=graph %s", group);
     if (st == KVS_OK) {
         gpu_row(run, what, wrong, "replays=12");
     }
@@ -529,11 +545,13 @@ static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread
         char tail[48];
         const int32_t type = i == N_MSG ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
         const int32_t many = kind == CONTENT_WORDS ? many_rows(w->n, i) : 0;
-        snprintf(what, sizeof what, "op=%s transport=p2p n=%d devices=%d content=%s",
+        char group[64];
+        gpu_group_text(run, w->n, spread && w->n > 1 ? run->n_device : 1, group, sizeof group);
+        snprintf(what, sizeof what, "op=%s %s content=%s",
                  i < N_MSG            ? k_msg[i].name
                  : type == KVS_DTYPE_F32 ? "partials_f32"
                                          : "partials_bf16",
-                 (int)w->n, (int)(spread && w->n > 1 ? run->n_device : 1), kind_name[kind]);
+                 group, kind_name[kind]);
         snprintf(tail, sizeof tail, "rows=0,1,7,33,%d", (int)many);
         for (int k = 0; k < N_ROWS + (many > 0); k++) {
             const int32_t rows = k < N_ROWS ? k_rows[k] : many;
@@ -546,10 +564,10 @@ static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread
     return KVS_OK;
 }
 
-static kvs_status run_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
+kvs_status gpu_check_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
 {
     gpu_world w;
-    TRY(gpu_open(&w, n, run->n_device, spread, (int64_t)many_partials(n) * LOCAL * (DIM + 1) * 4, 30000, err));
+    TRY(open_world(&w, run, n, spread, (int64_t)many_partials(n) * LOCAL * (DIM + 1) * 4, err));
     kvs_status st = KVS_OK;
     for (int kind = 0; kind < N_CONTENT && st == KVS_OK; kind++) {
         st = run_kind(run, &w, (content)kind, spread, err);
@@ -567,13 +585,13 @@ static kvs_status run_all(gpu_run *run, kvs_error *err)
     const bool short_run = run->cfg->quick != 0;
     for (int i = 0; i < (short_run ? 4 : 8); i++) {
         const int32_t n = short_run ? quick[i] : full[i];
-        TRY(run_data(run, n, true, err));
+        TRY(gpu_check_data(run, n, true, err));
         if (run->n_device > 1 && n > 1 && !short_run) {
-            TRY(run_data(run, n, false, err));
+            TRY(gpu_check_data(run, n, false, err));
         }
     }
-    TRY(run_graph(run, 2, true, err));
-    TRY(run_graph(run, 4, true, err));
+    TRY(gpu_check_graph(run, 2, true, err));
+    TRY(gpu_check_graph(run, 4, true, err));
     TRY(gpu_check_faults(run, 2, err));
     TRY(gpu_check_faults(run, 3, err));
     return gpu_check_nccl(run, err);
@@ -584,15 +602,22 @@ kvs_status check_comm_cuda(const check_comm_config *cfg, kvs_error *err)
     gpu_run run;
     dev_cuda_info info;
     memset(&run, 0, sizeof run);
+    memset(&info, 0, sizeof info);
     run.cfg = cfg;
     run.timeout_ms = cfg->timeout_ms > 0 ? cfg->timeout_ms : GPU_TIMEOUT_MS;
-    TRY(dev_cuda_open(0, &info, err));
-    run.n_device = info.n_device < WIRE_MAX_RANK ? info.n_device : WIRE_MAX_RANK;
-    char text[192];
-    check_describe_device(&info, text, sizeof text);
-    gpu_line(&run, text);
     const kvs_log_level level = check_comm_log_off();
-    const kvs_status st = run_all(&run, err);
+    kvs_status st = gpu_job_open(&run, &info, err);
+    if (st == KVS_OK && run.job == NULL) {
+        st = dev_cuda_open(0, &info, err);
+        run.n_device = info.n_device < WIRE_MAX_RANK ? info.n_device : WIRE_MAX_RANK;
+    }
+    if (st == KVS_OK) {
+        char text[192];
+        check_describe_device(&info, text, sizeof text);
+        gpu_line(&run, text);
+        st = run.job != NULL ? gpu_check_job(&run, err) : run_all(&run, err);
+    }
+    comm_close(run.job);
     check_comm_log_on(level);
     if (cfg->totals != NULL) {
         *cfg->totals = run.totals;

@@ -1,6 +1,6 @@
 /* check/comm_cuda_fault.c: ranks that misbehave in an exchange over peer memory: what the others are told.
  *
- * Each rank is a launch of its own here, so that they may differ. Where they share a device the launches
+ * Each rank is a launch of its own here, so that they may differ. Where ranks of a process share a device the launches
  * run side by side if the device has room, as it has; where they did not, the time-out would end them. */
 #include "check/comm_cuda.h"
 #include <stdio.h>
@@ -39,7 +39,7 @@ static kvs_status make(trial *t, kvs_error *err)
         void *src = NULL;
         TRY(gpu_alloc(&t->w, r, 2 * WIDTH * (ROWS + 1), &src, err));
         TRY(gpu_alloc(&t->w, r, (size_t)(2 * WIDTH * (ROWS + 1) * t->w.n), &a->part[0].dst, err));
-        dev_cuda.fill(src, r + 1, 2 * WIDTH * (ROWS + 1));
+        gpu_fill(&t->w, r, src, r + 1, 2 * WIDTH * (ROWS + 1));
         a->w = p2p_wire(t->w.g, r);
         a->op = EXCHANGE_Q;
         a->n_row = ROWS;
@@ -70,7 +70,7 @@ static void nap(int32_t ms)
 /* Only the victim, which comes after the others. */
 static void launch_victim(trial *t)
 {
-    if (p2p_use(t->w.g, t->victim, NULL) == KVS_OK) {
+    if (gpu_is_here(&t->w, t->victim) && p2p_use(t->w.g, t->victim, NULL) == KVS_OK) {
         exchange_sm90(&t->a[t->victim], 1, &t->w.queue[t->victim]);
     }
 }
@@ -79,7 +79,7 @@ static void expect_data(trial *t)
 {
     uint8_t got[WIDTH];
     for (int32_t r = 0; r < t->w.n; r++) {
-        for (int32_t from = 0; from < t->w.n && t->wrong[0] == '\0'; from++) {
+        for (int32_t from = 0; from < t->w.n && gpu_is_here(&t->w, r) && t->wrong[0] == '\0'; from++) {
             const uint8_t *dst = t->a[r].part[0].dst;
             gpu_get(&t->w, r, got, dst + (size_t)from * WIDTH, sizeof got);
             if (got[0] != from + 1 || got[WIDTH - 1] != from + 1) {
@@ -98,6 +98,9 @@ static void expect_reason(trial *t, const char *names)
     for (int32_t r = 0; r < t->w.n && t->wrong[0] == '\0'; r++) {
         kvs_error e;
         memset(&e, 0, sizeof e);
+        if (!gpu_is_here(&t->w, r)) {
+            continue;
+        }
         const kvs_status st = p2p_check(t->w.g, r, &e);
         if (st != KVS_PEER || strstr(e.text, who) == NULL || strstr(e.text, names) == NULL) {
             snprintf(t->wrong, sizeof t->wrong, "rank %d was told %s \"%.120s\"", (int)r,
@@ -125,6 +128,9 @@ static kvs_status expect_ended(trial *t, int32_t timeout_ms, kvs_error *err)
         snprintf(t->wrong, sizeof t->wrong, "an ended group kept a rank for %.1f ms", ms);
     }
     for (int32_t r = 0; r < t->w.n && t->wrong[0] == '\0'; r++) {
+        if (!gpu_is_here(&t->w, r)) {
+            continue;
+        }
         if (p2p_check(t->w.g, r, NULL) != KVS_PEER || p2p_renew(t->w.g, NULL) != KVS_PEER) {
             snprintf(t->wrong, sizeof t->wrong, "rank %d goes on after the group has ended", (int)r);
         }
@@ -132,42 +138,80 @@ static kvs_status expect_ended(trial *t, int32_t timeout_ms, kvs_error *err)
     return KVS_OK;
 }
 
-static kvs_status run_trial(trial *t, fault f, int32_t timeout_ms, kvs_error *err)
+static void expect_sound(trial *t)
 {
-    static const char *const names[N_FAULT_KIND] = {"",     "late",       "rows",
-                                                    "sent", "candidates", "ended the group: enough"};
-    const bool comes_later = f == FAULT_SLOW || f == FAULT_LATE || f == FAULT_ABORT;
-    TRY(make(t, err));
-    plant(t, f);
-    const int64_t begin = clock_ns();
-    gpu_exchange(&t->w, t->a, comes_later ? t->victim : -1, true);
-    if (f == FAULT_SLOW) {
-        nap(timeout_ms / 4);
-        launch_victim(t);
-    } else if (f == FAULT_ABORT) {
-        nap(timeout_ms / 8);
-        p2p_abort(t->w.g, t->victim, "enough");
+    for (int32_t r = 0; r < t->w.n && t->wrong[0] == '\0'; r++) {
+        kvs_error e;
+        if (gpu_is_here(&t->w, r) && p2p_check(t->w.g, r, &e) < 0) {
+            snprintf(t->wrong, sizeof t->wrong, "%.190s", e.text);
+        }
     }
-    TRY(gpu_sync(&t->w, err));
-    t->ms = (double)(clock_ns() - begin) * 1e-6;
-    if (f == FAULT_LATE && (t->ms < 0.8 * timeout_ms || t->ms > 3.0 * timeout_ms)) {
+}
+
+/* How long those who are here took to be told. A process whose rank does not come waits for nothing. */
+static void expect_time(trial *t, fault f, int32_t timeout_ms)
+{
+    const bool waits = t->w.host == NULL || t->w.here != t->victim;
+    if (f == FAULT_LATE && waits && (t->ms < 0.8 * timeout_ms || t->ms > 3.0 * timeout_ms)) {
         snprintf(t->wrong, sizeof t->wrong, "the wait took %.1f ms", t->ms);
     }
     if (f != FAULT_LATE && f != FAULT_SLOW && t->ms > 0.7 * timeout_ms) {
         snprintf(t->wrong, sizeof t->wrong, "the ranks were told after %.1f ms only", t->ms);
     }
+}
+
+/* Until the queues are done. */
+static kvs_status run_ranks(trial *t, fault f, const gpu_run *run, kvs_error *err)
+{
+    const bool comes_later = f == FAULT_SLOW || f == FAULT_LATE || f == FAULT_ABORT;
+    TRY(gpu_meet(run, err));
+    const int64_t begin = clock_ns();
+    gpu_exchange(&t->w, t->a, comes_later ? t->victim : -1, true);
+    if (f == FAULT_SLOW) {
+        nap(run->timeout_ms / 4);
+        launch_victim(t);
+    } else if (f == FAULT_ABORT) {
+        nap(run->timeout_ms / 8);
+        if (gpu_is_here(&t->w, t->victim)) {
+            p2p_abort(t->w.g, t->victim, "enough");
+        }
+    }
+    TRY(gpu_sync(&t->w, err));
+    t->ms = (double)(clock_ns() - begin) * 1e-6;
+    return gpu_meet(run, err); /* a process that did not wait is told when the others have been */
+}
+
+static kvs_status run_trial(trial *t, fault f, const gpu_run *run, kvs_error *err)
+{
+    static const char *const names[N_FAULT_KIND] = {"",     "late",       "rows",
+                                                    "sent", "candidates", "ended the group: enough"};
+    TRY(make(t, err));
+    plant(t, f);
+    TRY(run_ranks(t, f, run, err));
+    expect_time(t, f, run->timeout_ms);
     if (f == FAULT_SLOW) {
         expect_data(t);
-        for (int32_t r = 0; r < t->w.n && t->wrong[0] == '\0'; r++) {
-            kvs_error e;
-            if (p2p_check(t->w.g, r, &e) < 0) {
-                snprintf(t->wrong, sizeof t->wrong, "%.190s", e.text);
-            }
-        }
+        expect_sound(t);
         return KVS_OK;
     }
     expect_reason(t, names[f]);
-    return expect_ended(t, timeout_ms, err);
+    return expect_ended(t, run->timeout_ms, err);
+}
+
+/* In a job: what one process saw is what all say. */
+static kvs_status share(trial *t, const gpu_run *run, kvs_error *err)
+{
+    TRY(gpu_share(run, t->wrong, sizeof t->wrong, err));
+    TRY(gpu_share(run, t->reason, sizeof t->reason, err));
+    return gpu_slowest(run, &t->ms, err);
+}
+
+static kvs_status open_trial(trial *t, int32_t n, const gpu_run *run, kvs_error *err)
+{
+    const int64_t bytes = 2 * WIDTH * (ROWS + 1);
+    memset(t, 0, sizeof *t);
+    return run->job != NULL ? gpu_open_job(&t->w, run, bytes, run->timeout_ms, err)
+                            : gpu_open(&t->w, n, run->n_device, true, bytes, run->timeout_ms, err);
 }
 
 kvs_status gpu_check_faults(gpu_run *run, int32_t n, kvs_error *err)
@@ -176,16 +220,17 @@ kvs_status gpu_check_faults(gpu_run *run, int32_t n, kvs_error *err)
         char what[96];
         char tail[224];
         trial t;
-        memset(&t, 0, sizeof t);
-        TRY(gpu_open(&t.w, n, run->n_device, true, 2 * WIDTH * (ROWS + 1), run->timeout_ms, err));
+        char group[64];
+        TRY(open_trial(&t, n, run, err));
         t.victim = f % n;
-        const kvs_status st = run_trial(&t, (fault)f, run->timeout_ms, err);
+        kvs_status st = run_trial(&t, (fault)f, run, err);
+        st = st == KVS_OK ? share(&t, run, err) : st;
         if (st != KVS_DEVICE) {
             gpu_close(&t.w);
         }
         TRY(st);
-        snprintf(what, sizeof what, "op=queries transport=p2p n=%d devices=%d fault=%s rank=%d", (int)n,
-                 (int)(n < run->n_device ? n : run->n_device), k_name[f], (int)t.victim);
+        gpu_group_text(run, n, n < run->n_device ? n : run->n_device, group, sizeof group);
+        snprintf(what, sizeof what, "op=queries %s fault=%s rank=%d", group, k_name[f], (int)t.victim);
         snprintf(tail, sizeof tail, "ms=%.1f%s%s%s", t.ms, t.reason[0] != '\0' ? " \"" : "", t.reason,
                  t.reason[0] != '\0' ? "\"" : "");
         gpu_row(run, what, t.wrong, tail);

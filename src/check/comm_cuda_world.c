@@ -10,7 +10,7 @@ enum { ROW = 512 };
 
 void gpu_line(gpu_run *r, const char *line)
 {
-    if (r->cfg->line != NULL) {
+    if (r->cfg->line != NULL && (r->job == NULL || comm_rank(r->job) == 0)) {
         r->cfg->line(r->cfg->ctx, line);
     }
 }
@@ -37,6 +37,12 @@ void gpu_skip(gpu_run *r, const char *what, const char *why)
     gpu_line(r, row);
 }
 
+void gpu_group_text(const gpu_run *r, int32_t n, int32_t devices, char *text, size_t cap)
+{
+    snprintf(text, cap, "transport=p2p%s%s n=%d devices=%d", r->job != NULL ? " over=" : "",
+             r->job != NULL ? comm_transport(r->job) : "", (int)n, (int)devices);
+}
+
 /* ---- worlds ------------------------------------------------------------------------------------ */
 
 kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int64_t max_bytes,
@@ -58,7 +64,6 @@ kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int6
     for (int32_t i = 0; i < n && st == KVS_OK; i++) {
         st = p2p_use(w->g, i, err);
         st = st == KVS_OK ? dev_queue_open_cuda(&w->queue[i], err) : st;
-        w->n_open += st == KVS_OK;
     }
     if (st < 0) {
         gpu_close(w);
@@ -66,24 +71,40 @@ kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int6
     return st;
 }
 
+bool gpu_is_here(const gpu_world *w, int32_t rank)
+{
+    return w->host == NULL || rank == w->here;
+}
+
+/* Whether the rank is here; its device is the thread's then. */
+static bool use(const gpu_world *w, int32_t rank)
+{
+    return gpu_is_here(w, rank) && p2p_use(w->g, rank, NULL) == KVS_OK;
+}
+
 void gpu_close(gpu_world *w)
 {
-    for (int32_t i = 0; i < w->n_open; i++) {
-        if (p2p_use(w->g, i, NULL) == KVS_OK) {
+    for (int32_t i = 0; i < w->n && w->g != NULL; i++) {
+        if (w->queue[i].stream != NULL && use(w, i)) {
             dev_queue_close(&w->queue[i]);
         }
     }
     for (int32_t i = 0; i < w->n_block; i++) {
-        if (p2p_use(w->g, w->block_rank[i], NULL) == KVS_OK) {
+        if (use(w, w->block_rank[i])) {
             dev_cuda.free(w->block[i]);
         }
     }
     p2p_close(w->g);
+    comm_close(w->host);
     memset(w, 0, sizeof *w);
 }
 
 kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_error *err)
 {
+    *out = NULL;
+    if (!gpu_is_here(w, rank)) {
+        return KVS_OK;
+    }
     TRY(p2p_use(w->g, rank, err));
     *out = w->n_block < GPU_MAX_BLOCK ? dev_cuda.alloc(bytes) : NULL;
     if (*out == NULL) {
@@ -96,15 +117,22 @@ kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_e
 
 void gpu_put(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes)
 {
-    if (p2p_use(w->g, rank, NULL) == KVS_OK) {
+    if (use(w, rank)) {
         dev_cuda.put(dst, src, bytes);
     }
 }
 
 void gpu_get(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes)
 {
-    if (p2p_use(w->g, rank, NULL) == KVS_OK) {
+    if (use(w, rank)) {
         dev_cuda.get(dst, src, bytes);
+    }
+}
+
+void gpu_fill(gpu_world *w, int32_t rank, void *dst, int byte, size_t bytes)
+{
+    if (use(w, rank)) {
+        dev_cuda.fill(dst, byte, bytes);
     }
 }
 
@@ -112,16 +140,16 @@ void gpu_get(gpu_world *w, int32_t rank, void *dst, const void *src, size_t byte
 static bool ranks_of_launch(const gpu_world *w, int32_t i, int32_t skip, bool alone, int32_t *list, int32_t *n)
 {
     *n = 0;
-    if (i == skip) {
+    if (i == skip || !gpu_is_here(w, i)) {
         return false;
     }
     for (int32_t k = 0; k < i && !alone; k++) {
-        if (k != skip && w->device[k] == w->device[i]) {
+        if (k != skip && gpu_is_here(w, k) && w->device[k] == w->device[i]) {
             return false;
         }
     }
     for (int32_t k = i; k < w->n && (k == i || !alone); k++) {
-        if (k != skip && w->device[k] == w->device[i]) {
+        if (k != skip && gpu_is_here(w, k) && w->device[k] == w->device[i]) {
             list[(*n)++] = k;
         }
     }
@@ -178,6 +206,9 @@ kvs_status gpu_record(gpu_world *w, void (*enqueue)(gpu_world *w, int32_t lead, 
                       dev_graph *g, kvs_error *err)
 {
     for (int32_t i = 0; i < w->n; i++) {
+        if (!gpu_is_here(w, i)) {
+            continue;
+        }
         TRY(p2p_use(w->g, i, err));
         TRY(dev_capture_begin(&w->queue[i], err));
         enqueue(w, i, ctx);
@@ -194,7 +225,7 @@ void gpu_exchange_led_by(gpu_world *w, const exchange_args *a, int32_t lead)
 
 void gpu_launch(gpu_world *w, const dev_graph *g, int32_t rank)
 {
-    if (g[rank].n_node > 0 && p2p_use(w->g, rank, NULL) == KVS_OK) {
+    if (g[rank].n_node > 0 && use(w, rank)) {
         dev_graph_launch(&g[rank], &w->queue[rank]);
     }
 }
@@ -203,6 +234,9 @@ kvs_status gpu_sync(gpu_world *w, kvs_error *err)
 {
     kvs_status st = KVS_OK;
     for (int32_t i = 0; i < w->n; i++) {
+        if (!gpu_is_here(w, i)) {
+            continue;
+        }
         TRY(p2p_use(w->g, i, err));
         dev_queue_sync(&w->queue[i]);
         const kvs_status one = dev_queue_check(&w->queue[i], err);

@@ -3,7 +3,7 @@
  * It carries all_gather, all_to_all and broadcast, of bytes between buffers of the ranks' devices, in the
  * order of a queue, also while a graph is recorded. It carries no sums: NCCL's have an order of their own,
  * and ours are fixed (comm/comm.h). Barriers, splits and set-up stay with the host communicator that every
- * group here is opened over (threads or MPI), and so do the rules:
+ * group here is opened over (threads, TCP, MPI), and so do the rules:
  *   - each call is compared between the ranks, (number, operation, bytes, root), before anything is enqueued;
  *     recording a graph compares, replaying one does not;
  *   - a rank that does not come to a call, or to nccl_wait, ends the group with an error that names it;

@@ -112,6 +112,7 @@ static kvs_status describe(int32_t index, int32_t n, dev_cuda_info *info, kvs_er
     info->shared_max = (int32_t)p.sharedMemPerBlockOptin;
     info->driver = driver;
     info->runtime = runtime;
+    memcpy(info->uuid, p.uuid.bytes, sizeof info->uuid);
     return KVS_OK;
 }
 
@@ -172,6 +173,47 @@ kvs_status dev_cuda_reach(int32_t from, int32_t to, kvs_error *err)
         e = cudaSuccess;
     }
     return e == cudaSuccess ? KVS_OK : fail(err, e, "letting a CUDA device reach another's memory");
+}
+
+/* ---- memory between processes ---- */
+
+kvs_status dev_cuda_export(void *p, dev_handle *out, kvs_error *err)
+{
+    cudaIpcMemHandle_t h;
+    _Static_assert(sizeof h == sizeof out->bytes, "a handle of CUDA fits");
+    const cudaError_t e = cudaIpcGetMemHandle(&h, p);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        return e == cudaErrorNotSupported
+                   ? err_set(err, KVS_UNSUPPORTED, "the CUDA device cannot share memory between processes here")
+                   : fail(err, e, "naming memory of a CUDA device for other processes");
+    }
+    memcpy(out->bytes, &h, sizeof h);
+    return KVS_OK;
+}
+
+kvs_status dev_cuda_import(const dev_handle *h, void **out, kvs_error *err)
+{
+    cudaIpcMemHandle_t handle;
+    memcpy(&handle, h->bytes, sizeof handle);
+    *out = NULL;
+    const cudaError_t e = cudaIpcOpenMemHandle(out, handle, cudaIpcMemLazyEnablePeerAccess);
+    if (e == cudaSuccess) {
+        return KVS_OK;
+    }
+    cudaGetLastError();
+    *out = NULL;
+    return err_set(err, e == cudaErrorMemoryAllocation ? KVS_NOMEM : KVS_UNSUPPORTED,
+                   "the CUDA device cannot reach memory of another process (%s): use devices that NVLink or "
+                   "PCIe peer access connects, in processes that share the host's IPC",
+                   cudaGetErrorName(e));
+}
+
+void dev_cuda_let_go(void *p)
+{
+    if (p != NULL && cudaIpcCloseMemHandle(p) != cudaSuccess) {
+        cudaGetLastError();
+    }
 }
 
 /* ---- queues ---- */

@@ -68,6 +68,7 @@ typedef struct dev_cuda_info {
     int64_t mem_bytes;
     int32_t shared_max;        /* bytes of shared memory a block may have                           */
     int32_t driver, runtime;   /* CUDA versions: 13000 is 13.0                                      */
+    uint8_t uuid[16];          /* of the device, whichever process asks                             */
 } dev_cuda_info;
 
 /* Whether this build has CUDA kernels. */
@@ -82,6 +83,25 @@ kvs_status dev_cuda_use(int32_t index, kvs_error *err);
 /* Lets kernels of device `from` read and write the memory of device `to`. KVS_UNSUPPORTED: the two are not
  * connected that way. */
 kvs_status dev_cuda_reach(int32_t from, int32_t to, kvs_error *err);
+
+/* ---- memory between processes ---------------------------------------------------------------------- */
+
+enum { DEV_HOST_NAME = 40, DEV_SHARED_UNIT = 2 << 20 };
+
+/* Memory of dev_cuda as another process of the host can name it. */
+typedef struct dev_handle {
+    uint8_t bytes[64];
+} dev_handle;
+
+/* What is the same for processes of one host, as it has run since its start, and for no others. */
+kvs_status dev_host_name(char name[DEV_HOST_NAME], kvs_error *err);
+/* Names a block of dev_cuda.alloc, on the calling thread's device. A multiple of DEV_SHARED_UNIT bytes: CUDA
+ * may put smaller blocks side by side, and shares all of them or none. */
+kvs_status dev_cuda_export(void *p, dev_handle *out, kvs_error *err);
+/* Where the calling thread's device reaches memory of another process, which keeps it until every process
+ * has let go of it. KVS_UNSUPPORTED: the two devices, or the processes, are not connected that way. */
+kvs_status dev_cuda_import(const dev_handle *h, void **out, kvs_error *err);
+void dev_cuda_let_go(void *p); /* of what import gave */
 
 /* A queue over a stream of its own on the calling thread's device; on failure *q needs no close. */
 kvs_status dev_queue_open_cuda(dev_queue *q, kvs_error *err);

@@ -102,7 +102,18 @@ typedef struct wire {
 #define WIRE_FN static inline
 #endif
 
-enum { WIRE_CONTROL_BYTES = 256 };
+/* The control block: what kernels write, then for each rank the reason for which its host ended the group, there before
+ * the fault that tells of it. */
+enum {
+    WIRE_REASON_AT = 128,
+    WIRE_REASON_BYTES = 128,
+    WIRE_CONTROL_BYTES = WIRE_REASON_AT + WIRE_MAX_RANK * WIRE_REASON_BYTES
+};
+
+static inline size_t wire_reason_at(int32_t by)
+{
+    return WIRE_REASON_AT + (size_t)by * WIRE_REASON_BYTES;
+}
 
 /* Whether a cell is empty or a mark. */
 WIRE_FN int wire_is_reserved(uint32_t a, uint32_t b, uint32_t c, uint32_t d)

@@ -9,6 +9,7 @@
 #include "check/roof_cuda.h"
 #include "kern/cuda/cuda.h"
 #include "num/fmt.h"
+#include "unit/comm/fake_ipc.h"
 
 fake_cuda fake;
 
@@ -16,7 +17,8 @@ fake_cuda fake;
 
 static void *fake_alloc(size_t bytes)
 {
-    void *p = bytes < (size_t)8 << 30 ? aligned_alloc(64, (bytes + 64) / 64 * 64) : NULL;
+    void *shared = bytes < (size_t)64 << 20 ? fake_ipc_alloc(bytes) : NULL;
+    void *p = shared != NULL || bytes >= (size_t)8 << 30 ? shared : aligned_alloc(64, (bytes + 64) / 64 * 64);
     if (p != NULL) {
         fake.n_live++;
         memset(p, 0xA5, bytes < 1 << 20 ? bytes : 1 << 20);
@@ -27,7 +29,9 @@ static void *fake_alloc(size_t bytes)
 static void fake_free(void *p)
 {
     fake.n_live -= p != NULL;
-    free(p);
+    if (!fake_ipc_free(p)) {
+        free(p);
+    }
 }
 
 static void fake_copy(void *dst, const void *src, size_t bytes)
@@ -77,6 +81,7 @@ kvs_status dev_cuda_open(int32_t index, dev_cuda_info *info, kvs_error *err)
         info->n_device = 1;
         info->n_sm = 8;
         info->l2_bytes = 1 << 16;
+        memset(info->uuid, 0x40 + fake.device, sizeof info->uuid);
         snprintf(info->name, sizeof info->name, "fake");
     }
     return KVS_OK;

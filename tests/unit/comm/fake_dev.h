@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include "dev/dev.h"
 
+/* Devices of the host; a process sees some of them, numbered from 0, as with CUDA_VISIBLE_DEVICES. */
 enum { FAKE_DEVICES = 4 };
 
 typedef struct fake_dev {
@@ -13,6 +14,9 @@ typedef struct fake_dev {
     bool no_memory;
     bool busy;       /* queues are never done */
     int n_live;      /* blocks */
+    int n_visible;   /* 0: all are visible, in their order */
+    int visible[FAKE_DEVICES]; /* which of them each number is */
+    const char *host; /* name of the host; NULL: "here" */
     int reach[FAKE_DEVICES][FAKE_DEVICES];
 } fake_dev;
 

@@ -106,9 +106,12 @@ static void nothing_in_an_area_overlaps(void **state)
     static const uint32_t cells[] = {1, 5, 8, 24577};
     for (int32_t n = 1; n <= WIRE_MAX_RANK; n++) {
         for (int i = 0; i < 4; i++) {
-            span s[1 + 2 * 3 * WIRE_MAX_RANK];
+            span s[1 + 7 * WIRE_MAX_RANK];
             int n_span = 0;
             s[n_span++] = (span){0, sizeof(wire_control)};
+            for (int32_t r = 0; r < WIRE_MAX_RANK; r++) {
+                s[n_span++] = (span){wire_reason_at(r), wire_reason_at(r) + WIRE_REASON_BYTES};
+            }
             for (uint32_t e = 6; e < 8; e++) {
                 for (int32_t r = 0; r < n; r++) {
                     const size_t head = wire_head_at(n, e, r);
@@ -257,30 +260,41 @@ static void told(p2p *g, int32_t rank, const char *text)
     assert_string_equal(err.text, text);
 }
 
-static void ranks_are_told_who_was_late_or_differed(void **state)
+/* What rank 1 has seen, and the text that its fault gets on another rank. */
+static void late_or_differed(wire_head from_0, wire_head from_2, wire_fault code, const char *text)
 {
-    (void)state;
     const p2p_config c = config(3);
     p2p *g = NULL;
     assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    set_head(g, 1, 0, from_0);
     set_head(g, 1, 1, (wire_head){1, 4, 288, 9});
-    set_head(g, 1, 0, (wire_head){1, 4, 288, 9});
-    set_control(g, 0, 0, WIRE_FAULT(WIRE_LATE, 2, 1, 9));
-    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
-               "seen by rank 1)");
-    set_head(g, 1, 0, (wire_head){1, 4, 288, 7});
-    told(g, 0, "ranks 0, 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
-               "seen by rank 1)");
-    set_head(g, 1, 0, (wire_head){1, 4, 288, 9});
-    set_head(g, 1, 2, (wire_head){1, 4, 288, 9});
-    told(g, 0, "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
-               "seen by rank 1)"); /* its head has come, the rest has not */
-    set_head(g, 1, 2, (wire_head){3, 2, 10, 9});
-    set_control(g, 2, 0, WIRE_FAULT(WIRE_MISMATCH, 2, 1, 9));
-    told(g, 2, "rank 2 sent candidates of 40 bytes in 2 rows, rank 1 queries of 1152 bytes in 4 rows "
-               "(exchange 9)");
+    set_head(g, 1, 2, from_2);
+    set_control(g, 0, 0, WIRE_FAULT(code, 2, 1, 9));
+    told(g, 0, text);
     assert_int_equal(p2p_check(g, 1, NULL), KVS_OK);
+    set_control(g, 0, 0, WIRE_FAULT(WIRE_WORN, 1, 1, 5)); /* what is said first is said again */
+    told(g, 0, text);
     p2p_close(g);
+}
+
+static void ranks_are_told_who_was_late_or_differed(void **state)
+{
+    (void)state;
+    const wire_head has_come = {1, 4, 288, 9};
+    const wire_head of_before = {1, 4, 288, 7};
+    const wire_head other = {3, 2, 10, 9};
+    late_or_differed(has_come, of_before, WIRE_LATE,
+                     "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
+                     "seen by rank 1)");
+    late_or_differed(of_before, of_before, WIRE_LATE,
+                     "ranks 0, 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
+                     "seen by rank 1)");
+    late_or_differed(has_come, has_come, WIRE_LATE, /* its head has come, the rest has not */
+                     "rank 2 more than 50 ms late for queries of 1152 bytes in 4 rows (exchange 9, "
+                     "seen by rank 1)");
+    late_or_differed(has_come, other, WIRE_MISMATCH,
+                     "rank 2 sent candidates of 40 bytes in 2 rows, rank 1 queries of 1152 bytes in 4 rows "
+                     "(exchange 9)");
 }
 
 static void an_abort_reaches_all_and_the_first_reason_stays(void **state)
@@ -297,6 +311,13 @@ static void an_abort_reaches_all_and_the_first_reason_stays(void **state)
     kvs_error err = {0};
     assert_int_equal(p2p_check(g, 2, &err), KVS_PEER);
     assert_non_null(strstr(err.text, "used up"));
+    p2p_close(g);
+    assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
+    p2p_abort(g, 1, "out of coffee");
+    set_control(g, 2, 0, 0); /* rank 0 ends it where rank 1 has not come yet: each fault has its reason */
+    p2p_abort(g, 0, "out of tea");
+    told(g, 1, "rank 1 ended the group: out of coffee");
+    told(g, 2, "rank 0 ended the group: out of tea");
     p2p_close(g);
     assert_int_equal(p2p_open(&g, &c, NULL), KVS_OK);
     p2p_abort(g, 0, NULL);

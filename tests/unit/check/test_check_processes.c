@@ -1,0 +1,179 @@
+/* The check of exchanges between devices by several processes, over fake devices: right ones pass, whatever one
+ * process finds wrong is told by the one that reports, and a process that ends is named. */
+#include "unit/unit.h"
+
+#include "base/clock.h"
+#include "kvspan/check.h"
+#include "unit/check/fake_cuda.h"
+#include "unit/comm/processes.h"
+
+enum { MAX_FAIL = 64, TIMEOUT_MS = 400 };
+
+typedef struct rows {
+    int n_line, n_pass, n_skip, n_fail;
+    char skip[320];
+    char fail[MAX_FAIL][320];
+} rows;
+
+static void on_line(void *ctx, const char *text)
+{
+    rows *r = ctx;
+    r->n_line++;
+    r->n_pass += strstr(text, " pass ") != NULL;
+    if (strstr(text, " skip ") != NULL) {
+        r->n_skip++;
+        snprintf(r->skip, sizeof r->skip, "%.300s", text);
+    }
+    if (strstr(text, " FAIL ") != NULL) {
+        snprintf(r->fail[r->n_fail % MAX_FAIL], sizeof r->fail[0], "%.300s", text);
+        r->n_fail++;
+    }
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    memset(&fake, 0, sizeof fake);
+    fake.replays = 1;
+    return 0;
+}
+
+static kvs_status check(rank_job *job, const char *address, rows *r, kvs_check_result *total)
+{
+    kvs_check_config c = kvs_check_config_default();
+    memset(r, 0, sizeof *r);
+    c.comm = 1;
+    c.quick = 1;
+    c.device = "cuda";
+    c.timeout_ms = TIMEOUT_MS;
+    c.rendezvous = address;
+    c.rank = job->rank;
+    c.n_rank = job->n;
+    c.line = on_line;
+    c.ctx = r;
+    c.result = total;
+    return kvs_check_run(&c, &job->err);
+}
+
+static int failures_with(const rows *r, const char *a, const char *b)
+{
+    int n = 0;
+    for (int i = 0; i < r->n_fail && i < MAX_FAIL; i++) {
+        n += strstr(r->fail[i], a) != NULL && strstr(r->fail[i], b) != NULL;
+    }
+    return n;
+}
+
+static void passes(rank_job *job, const char *address)
+{
+    const int *devices = job->ctx;
+    rows r;
+    kvs_check_result total;
+    fake.device = job->rank % *devices;
+    EXPECT_OK(job, check(job, address, &r, &total));
+    /* 2 contents x (4 messages + 2 merges), a graph, 6 faults; NCCL is left out */
+    EXPECT(job, total.n_passed == 2 * 6 + 1 + 6 && total.n_failed == 0 && total.n_skipped == 1);
+    EXPECT(job, fake.n_open == 0);
+    if (job->rank != 0) {
+        EXPECT(job, r.n_line == 1); /* the sum */
+        return;
+    }
+    EXPECT(job, r.n_pass == 19);
+    EXPECT(job, strstr(r.skip, *devices == 1 ? " have 1 device; NCCL's ranks have one each"
+                                             : "3 processes have 2 devices; NCCL's") != NULL);
+}
+
+static void right_exchanges_pass(void **state)
+{
+    (void)state;
+    for (int32_t n = 2; n <= 3; n++) {
+        int one = 1;
+        processes_fork(n, -1, passes, &one);
+        int fewer = n - 1;
+        processes_fork(n, -1, passes, &fewer);
+    }
+}
+
+static void finds_a_wrong_byte(rank_job *job, const char *address)
+{
+    rows r;
+    kvs_check_result total;
+    fake.wrong = job->rank == 1;
+    EXPECT_FAIL(job, check(job, address, &r, &total), KVS_INTERNAL, "rows failed; the first: op=queries");
+    if (job->rank == 0) {
+        EXPECT(job, failures_with(&r, "op=queries transport=p2p over=tcp n=2 devices=1", "rank 1, part 0, byte 3") == 2);
+        EXPECT(job, failures_with(&r, "op=pieces", "rank 1, part 0, byte 3") == 2);
+        EXPECT(job, failures_with(&r, "op=partials", "rank 1: out, byte 5") == 4);
+        EXPECT(job, failures_with(&r, "op=graph", "byte 3") == 1);
+        EXPECT(job, failures_with(&r, "op=barrier", "") == 0);
+    }
+}
+
+static void a_wrong_byte_of_one_process_is_told(void **state)
+{
+    (void)state;
+    processes_fork(2, -1, finds_a_wrong_byte, NULL);
+}
+
+static void does_not_compare(rank_job *job, const char *address)
+{
+    rows r;
+    kvs_check_result total;
+    fake.deaf = 1;
+    EXPECT_FAIL(job, check(job, address, &r, &total), KVS_INTERNAL, "3 of 19 rows failed");
+    if (job->rank == 0) {
+        EXPECT(job, failures_with(&r, "fault=rows", "was told KVS_OK") == 1);
+        EXPECT(job, failures_with(&r, "fault=width", "was told KVS_OK") == 1);
+        EXPECT(job, failures_with(&r, "fault=op", "was told KVS_OK") == 1);
+    }
+}
+
+static void ranks_that_are_not_compared_are_told(void **state)
+{
+    (void)state;
+    processes_fork(2, -1, does_not_compare, NULL);
+}
+
+static void is_left(rank_job *job, const char *address)
+{
+    rows r;
+    kvs_check_result total;
+    fake.dies_at = job->rank == 1 ? 60 : 0;
+    fake.limit_ms = 500;
+    const int64_t begin = clock_ns();
+    EXPECT_FAIL(job, check(job, address, &r, &total), KVS_PEER, "rank 1");
+    EXPECT(job, clock_ns() - begin < INT64_C(20000000000));
+}
+
+static void a_process_that_ends_is_named(void **state)
+{
+    (void)state;
+    processes_fork(3, 1, is_left, NULL);
+}
+
+static void has_no_device(rank_job *job, const char *address)
+{
+    rows r;
+    kvs_check_result total;
+    fake.absent = job->rank == 1;
+    EXPECT(job, check(job, address, &r, &total) < 0);
+    EXPECT(job, strstr(job->err.text, "no CUDA device here") != NULL);
+}
+
+static void a_process_without_a_device_is_said(void **state)
+{
+    (void)state;
+    processes_fork(2, -1, has_no_device, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(right_exchanges_pass, reset),
+        cmocka_unit_test_setup(a_wrong_byte_of_one_process_is_told, reset),
+        cmocka_unit_test_setup(ranks_that_are_not_compared_are_told, reset),
+        cmocka_unit_test_setup(a_process_that_ends_is_named, reset),
+        cmocka_unit_test_setup(a_process_without_a_device_is_said, reset),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
