@@ -1,12 +1,10 @@
-/* check/comm_cuda.c: what right exchanges move. */
+/* check/comm_cuda.c: what right exchanges move, and graphs of them. */
 #include "check/comm_cuda.h"
 #include <stdio.h>
 #include <string.h>
 #include "base/mem.h"
 #include "check/check.h"
 #include "kern/kern.h"
-
-enum { REPS = 4, SPECIAL = 5 };
 
 /* ---- messages ---------------------------------------------------------------------------------- */
 
@@ -61,15 +59,11 @@ static int64_t dst_row(const part_spec *p, int32_t n)
     return (p->interleave ? n * p->bytes : p->bytes) + p->pad;
 }
 
-/* What messages hold: words of which each differs from exchange to exchange, or many of the cells that a wire has
- * a meaning of its own for. */
-typedef enum content { CONTENT_WORDS, CONTENT_RESERVED, N_CONTENT } content;
-
 /* A message between all ranks: buffers on the devices and what was put into them. */
 typedef struct message {
     const msg_spec *spec;
     int32_t n_row;
-    content kind;
+    gpu_content kind;
     exchange_args a[WIRE_MAX_RANK];
     uint8_t *src[WIRE_MAX_RANK][EXCHANGE_MAX_PART]; /* host */
 } message;
@@ -83,7 +77,7 @@ static void message_free(message *m)
     }
 }
 
-static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, content kind, int32_t n_row,
+static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, gpu_content kind, int32_t n_row,
                                kvs_error *err)
 {
     memset(m, 0, sizeof *m);
@@ -116,40 +110,13 @@ static kvs_status message_make(message *m, gpu_world *w, const msg_spec *spec, c
     return KVS_OK;
 }
 
-/* Cheap data of which every word differs from exchange to exchange. */
-static uint64_t next_word(uint64_t x)
-{
-    return x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-}
-
-/* Eight bytes: half of the cells are empty ones, a quarter are marks. */
-static uint64_t reserved_word(uint64_t x, size_t at)
-{
-    const uint64_t empty = UINT64_C(0xF6F6F6F6F6F6F6F6);
-    const uint64_t pick = next_word(x ^ (uint64_t)at / WIRE_CELL) >> 62;
-    if (pick == 3) {
-        return next_word(x + at);
-    }
-    return empty + (pick == 2 && at % WIRE_CELL != 0 ? UINT64_C(1) << 32 : 0);
-}
-
-static void fill_words(void *dst, size_t bytes, content kind, uint64_t seed)
-{
-    uint64_t x = seed;
-    for (size_t i = 0; i + 8 <= bytes; i += 8) {
-        x = next_word(x);
-        const uint64_t v = kind == CONTENT_WORDS ? x : reserved_word(seed, i);
-        memcpy((uint8_t *)dst + i, &v, 8);
-    }
-}
-
 /* New data everywhere, poison where it is to arrive. */
 static void message_fill(message *m, gpu_world *w, uint64_t seed)
 {
     for (int32_t r = 0; r < w->n; r++) {
         for (int32_t k = 0; k < m->spec->n_part; k++) {
             const size_t n = src_bytes(&m->spec->part[k], w->n, m->n_row);
-            fill_words(m->src[r][k], n, m->kind, rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), 0));
+            gpu_fill_words(m->src[r][k], n, m->kind, rng_u64(seed, (uint64_t)(r * EXCHANGE_MAX_PART + k), 0));
             gpu_put(w, r, (void *)(uintptr_t)m->a[r].part[k].src, m->src[r][k], n);
             gpu_fill(w, r, m->a[r].part[k].dst, GPU_POISON, dst_bytes(&m->spec->part[k], w->n, m->n_row));
         }
@@ -197,236 +164,23 @@ static kvs_status message_compare(const message *m, gpu_world *w, char *wrong, s
     return KVS_OK;
 }
 
-static void check_sound(gpu_world *w, char *wrong, size_t cap)
-{
-    for (int32_t r = 0; r < w->n && wrong[0] == '\0'; r++) {
-        kvs_error why;
-        if (gpu_is_here(w, r) && p2p_check(w->g, r, &why) < 0) {
-            snprintf(wrong, cap, "rank %d: %.150s", (int)r, why.text);
-        }
-    }
-}
-
-static kvs_status run_message(gpu_run *run, gpu_world *w, const msg_spec *spec, content kind, int32_t n_row,
+static kvs_status run_message(gpu_run *run, gpu_world *w, const msg_spec *spec, gpu_content kind, int32_t n_row,
                               char *wrong, size_t cap, kvs_error *err)
 {
     message m;
     const int32_t blocks = w->n_block;
     kvs_status st = message_make(&m, w, spec, kind, n_row, err);
-    for (int rep = 0; rep < (n_row > 33 ? 1 : REPS) && st == KVS_OK && wrong[0] == '\0'; rep++) {
+    for (int rep = 0; rep < (n_row > 33 ? 1 : GPU_REPS) && st == KVS_OK && wrong[0] == '\0'; rep++) {
         message_fill(&m, w, run->cfg->seed + ++run->n_case);
         gpu_exchange(w, m.a, -1, false);
         st = gpu_sync(w, err);
-        check_sound(w, wrong, cap);
+        gpu_check_sound(w, wrong, cap);
         st = st == KVS_OK ? message_compare(&m, w, wrong, cap, err) : st;
         st = st == KVS_OK ? gpu_share(run, wrong, cap, err) : st;
     }
     message_free(&m);
-    while (w->n_block > blocks && st != KVS_DEVICE) {
-        w->n_block--;
-        if (p2p_use(w->g, w->block_rank[w->n_block], NULL) == KVS_OK) {
-            dev_cuda.free(w->block[w->n_block]);
-        }
-    }
-    return st;
-}
-
-/* ---- partials ---------------------------------------------------------------------------------- */
-
-enum { DIM = KVS_LATENT_DIM, LOCAL = 3 };
-
-typedef struct partials {
-    int32_t n_row, type;
-    content kind;
-    exchange_merge_args a[WIRE_MAX_RANK];
-    float *part[WIRE_MAX_RANK]; /* host */
-    float *lse[WIRE_MAX_RANK];
-} partials;
-
-static size_t elem_bytes(int32_t type)
-{
-    return type == KVS_DTYPE_BF16 ? 2 : 4;
-}
-
-static kvs_status partials_make(partials *m, gpu_world *w, content kind, int32_t n_row, int32_t type,
-                                kvs_error *err)
-{
-    const int32_t heads = LOCAL * w->n;
-    memset(m, 0, sizeof *m);
-    m->n_row = n_row;
-    m->type = type;
-    m->kind = kind;
-    for (int32_t r = 0; r < w->n; r++) {
-        exchange_merge_args *a = &m->a[r];
-        void *p = NULL;
-        a->w = p2p_wire(w->g, r);
-        a->n_row = n_row;
-        a->n_head = heads;
-        TRY(gpu_alloc(w, r, (size_t)(n_row * heads * DIM) * 4 + 16, &p, err));
-        a->part = p;
-        a->part_row = heads * DIM;
-        TRY(gpu_alloc(w, r, (size_t)(n_row * heads) * 4 + 16, &p, err));
-        a->part_lse = p;
-        a->lse_row = heads;
-        TRY(gpu_alloc(w, r, (size_t)(n_row * LOCAL * DIM) * elem_bytes(type) + 16, &a->out, err));
-        a->out_type = type;
-        a->out_row = LOCAL * DIM;
-        TRY(gpu_alloc(w, r, (size_t)(n_row * LOCAL) * 4 + 16, &p, err));
-        a->lse = p;
-        TRY(gpu_alloc(w, r, sizeof(uint64_t), &p, err));
-        a->n_nan = p;
-        m->part[r] = mem_alloc((size_t)(n_row * heads * DIM) * 4 + 16, 0);
-        m->lse[r] = mem_alloc((size_t)(n_row * heads) * 4 + 16, 0);
-        if (m->part[r] == NULL || m->lse[r] == NULL) {
-            return err_set(err, KVS_NOMEM, "no memory for partials of the check");
-        }
-    }
-    return KVS_OK;
-}
-
-static void partials_free(partials *m)
-{
-    for (int i = 0; i < WIRE_MAX_RANK; i++) {
-        mem_free(m->part[i]);
-        mem_free(m->lse[i]);
-    }
-}
-
-/* About one part in five has an LSE that takes it out; its values are NaN then. */
-static void partials_fill(partials *m, gpu_world *w, uint64_t seed)
-{
-    const float out[SPECIAL] = {(float)-INFINITY, (float)INFINITY, (float)NAN, (float)-INFINITY,
-                                (float)-INFINITY};
-    const int64_t pairs = (int64_t)m->n_row * LOCAL * w->n;
-    for (int32_t r = 0; r < w->n; r++) {
-        rng g = rng_init(seed, (uint64_t)r);
-        uint64_t x = rng_next(&g);
-        for (int64_t i = 0; i < pairs * DIM; i++) {
-            x = next_word(x);
-            m->part[r][i] = (float)(int32_t)(x >> 32) * 0x1p-31f;
-        }
-        if (m->kind == CONTENT_RESERVED) {
-            fill_words(m->part[r], (size_t)(pairs * DIM) * 4, m->kind, x);
-        }
-        for (int64_t i = 0; i < pairs * DIM; i++) { /* which NaN an operation gives differs between machines */
-            m->part[r][i] = isfinite(m->part[r][i]) ? m->part[r][i] : 1.0f;
-        }
-        gen_f32(&g, m->lse[r], pairs, 6.0f);
-        for (int64_t i = 0; i < pairs; i++) {
-            const int32_t pick = gen_pick(&g, 5 * SPECIAL);
-            if (pick < SPECIAL) {
-                m->lse[r][i] = out[pick];
-                memset(m->part[r] + i * DIM, 0xFF, DIM * sizeof(float));
-            }
-        }
-        const uint64_t zero = 0;
-        gpu_put(w, r, (void *)(uintptr_t)m->a[r].part, m->part[r], (size_t)(pairs * DIM) * 4);
-        gpu_put(w, r, (void *)(uintptr_t)m->a[r].part_lse, m->lse[r], (size_t)pairs * 4);
-        gpu_put(w, r, m->a[r].n_nan, &zero, sizeof zero);
-        gpu_fill(w, r, m->a[r].out, GPU_POISON, (size_t)(m->n_row * LOCAL * DIM) * elem_bytes(m->type));
-        gpu_fill(w, r, m->a[r].lse, GPU_POISON, (size_t)(m->n_row * LOCAL) * 4);
-    }
-}
-
-/* Rank r's heads by the reference's merge. */
-static void expect_merge(const partials *m, int32_t n, int32_t r, void *out, float *lse, uint64_t *n_nan)
-{
-    kern_table ref;
-    dev_queue host;
-    const float *out_in[WIRE_MAX_RANK];
-    const float *lse_in[WIRE_MAX_RANK];
-    for (int32_t p = 0; p < n; p++) {
-        out_in[p] = m->part[p] + (size_t)(r * LOCAL) * DIM;
-        lse_in[p] = m->lse[p] + r * LOCAL;
-    }
-    const merge_args a = {
-        .n_part = n,
-        .mode = KVS_LANES % n == 0 ? MERGE_TREE : MERGE_FOLD,
-        .n_row = m->n_row,
-        .n_head = LOCAL,
-        .dim = DIM,
-        .out_in = out_in,
-        .lse_in = lse_in,
-        .in_stride_row = (int64_t)n * LOCAL * DIM,
-        .in_stride_head = DIM,
-        .lse_stride_row = (int64_t)n * LOCAL,
-        .out = out,
-        .out_type = m->type,
-        .out_stride_row = LOCAL * DIM,
-        .out_stride_head = DIM,
-        .lse = lse,
-        .n_nan = n_nan,
-    };
-    *n_nan = 0;
-    dev_queue_init(&host, NULL);
-    (void)kern_init(&ref, 0, NULL, NULL);
-    ref.merge(&a, &host);
-}
-
-static void compare_bytes(char *wrong, size_t cap, const char *what, int32_t rank, const void *got,
-                          const void *want, size_t n)
-{
-    const uint8_t *g = got;
-    const uint8_t *e = want;
-    for (size_t i = 0; i < n && wrong[0] == '\0'; i++) {
-        if (g[i] != e[i]) {
-            snprintf(wrong, cap, "rank %d: %s, byte %zu of %zu: %02x, want %02x", (int)rank, what, i, n,
-                     g[i], e[i]);
-        }
-    }
-}
-
-static kvs_status partials_compare(const partials *m, gpu_world *w, char *wrong, size_t cap, kvs_error *err)
-{
-    const size_t out_n = (size_t)(m->n_row * LOCAL * DIM) * elem_bytes(m->type);
-    const size_t lse_n = (size_t)(m->n_row * LOCAL) * 4;
-    uint8_t *mem = mem_alloc(2 * (out_n + lse_n) + 64, 0);
-    if (mem == NULL) {
-        return err_set(err, KVS_NOMEM, "no memory to compare partials");
-    }
-    float *want_lse = (float *)(void *)(mem + 2 * out_n);
-    float *got_lse = want_lse + m->n_row * LOCAL;
-    for (int32_t r = 0; r < w->n; r++) {
-        if (!gpu_is_here(w, r)) {
-            continue;
-        }
-        uint64_t want_nan;
-        uint64_t got_nan = 0;
-        expect_merge(m, w->n, r, mem, want_lse, &want_nan);
-        gpu_get(w, r, mem + out_n, m->a[r].out, out_n);
-        gpu_get(w, r, got_lse, m->a[r].lse, lse_n);
-        gpu_get(w, r, &got_nan, m->a[r].n_nan, sizeof got_nan);
-        compare_bytes(wrong, cap, "lse", r, got_lse, want_lse, lse_n);
-        compare_bytes(wrong, cap, "out", r, mem + out_n, mem, out_n);
-        if (got_nan != want_nan && wrong[0] == '\0') {
-            snprintf(wrong, cap, "rank %d: %llu NaN counted, want %llu", (int)r,
-                     (unsigned long long)got_nan, (unsigned long long)want_nan);
-        }
-    }
-    mem_free(mem);
-    return KVS_OK;
-}
-
-static kvs_status run_partials(gpu_run *run, gpu_world *w, content kind, int32_t n_row, int32_t type,
-                               char *wrong, size_t cap, kvs_error *err)
-{
-    partials m;
-    const int32_t blocks = w->n_block;
-    kvs_status st = partials_make(&m, w, kind, n_row, type, err);
-    for (int rep = 0; rep < (n_row > 33 ? 1 : REPS) && st == KVS_OK && wrong[0] == '\0'; rep++) {
-        partials_fill(&m, w, run->cfg->seed + ++run->n_case);
-        gpu_merge(w, m.a);
-        st = gpu_sync(w, err);
-        check_sound(w, wrong, cap);
-        st = st == KVS_OK ? partials_compare(&m, w, wrong, cap, err) : st;
-        st = st == KVS_OK ? gpu_share(run, wrong, cap, err) : st;
-    }
-    partials_free(&m);
-    while (w->n_block > blocks && st != KVS_DEVICE) {
-        w->n_block--;
-        if (p2p_use(w->g, w->block_rank[w->n_block], NULL) == KVS_OK) {
-            dev_cuda.free(w->block[w->n_block]);
-        }
+    if (st != KVS_DEVICE) {
+        gpu_free_from(w, blocks);
     }
     return st;
 }
@@ -457,7 +211,7 @@ static kvs_status replay(gpu_run *run, gpu_world *w, message *m, dev_graph *g, c
             gpu_launch(w, g, d);
         }
         TRY(gpu_sync(w, err));
-        check_sound(w, wrong, cap);
+        gpu_check_sound(w, wrong, cap);
         for (int i = 0; i < N_GRAPH_MSG && wrong[0] == '\0'; i++) {
             TRY(message_compare(&m[i], w, wrong, cap, err));
         }
@@ -487,7 +241,7 @@ kvs_status gpu_check_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err)
     TRY(open_world(&w, run, n, spread, 90 * spec.part[0].bytes, err));
     kvs_status st = KVS_OK;
     for (int i = 0; i < N_GRAPH_MSG && st == KVS_OK; i++) {
-        st = message_make(&m[i], &w, &spec, CONTENT_WORDS, rows[i], err);
+        st = message_make(&m[i], &w, &spec, GPU_WORDS, rows[i], err);
     }
     const int32_t last = w.host != NULL ? w.here : n - 1;
     const uint32_t before = st == KVS_OK ? p2p_count(w.g, last) : 0;
@@ -524,7 +278,7 @@ enum { N_ROWS = sizeof k_rows / sizeof *k_rows, QUERIES = 1, MANY_QUERIES = 300 
 /* Rows of which a head is one work of a warp, and a warp has several: more than 2048 heads to all peers. */
 static int32_t many_partials(int32_t n)
 {
-    return 2048 / (LOCAL * (n > 1 ? n - 1 : 1)) + 18;
+    return 2048 / (GPU_LOCAL * (n > 1 ? n - 1 : 1)) + 18;
 }
 
 /* A size more for some messages, of which a thread has several cells. */
@@ -536,15 +290,15 @@ static int32_t many_rows(int32_t n, int i)
     return i == QUERIES && n == 2 ? MANY_QUERIES : 0;
 }
 
-static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread, kvs_error *err)
+static kvs_status run_kind(gpu_run *run, gpu_world *w, gpu_content kind, bool spread, kvs_error *err)
 {
-    static const char *const kind_name[N_CONTENT] = {"words", "reserved"};
+    static const char *const kind_name[GPU_N_CONTENT] = {"words", "reserved"};
     for (int i = 0; i < N_MSG + 2; i++) {
         char what[128];
         char wrong[192] = "";
         char tail[48];
         const int32_t type = i == N_MSG ? KVS_DTYPE_F32 : KVS_DTYPE_BF16;
-        const int32_t many = kind == CONTENT_WORDS ? many_rows(w->n, i) : 0;
+        const int32_t many = kind == GPU_WORDS ? many_rows(w->n, i) : 0;
         char group[64];
         gpu_group_text(run, w->n, spread && w->n > 1 ? run->n_device : 1, group, sizeof group);
         snprintf(what, sizeof what, "op=%s %s content=%s",
@@ -556,7 +310,7 @@ static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread
         for (int k = 0; k < N_ROWS + (many > 0); k++) {
             const int32_t rows = k < N_ROWS ? k_rows[k] : many;
             TRY(i < N_MSG ? run_message(run, w, &k_msg[i], kind, rows, wrong, sizeof wrong, err)
-                          : run_partials(run, w, kind, rows, type, wrong, sizeof wrong, err));
+                          : gpu_check_partials(run, w, kind, rows, type, wrong, sizeof wrong, err));
         }
         tail[many > 0 ? strlen(tail) : strlen("rows=0,1,7,33")] = '\0';
         gpu_row(run, what, wrong, tail);
@@ -567,10 +321,10 @@ static kvs_status run_kind(gpu_run *run, gpu_world *w, content kind, bool spread
 kvs_status gpu_check_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
 {
     gpu_world w;
-    TRY(open_world(&w, run, n, spread, (int64_t)many_partials(n) * LOCAL * (DIM + 1) * 4, err));
+    TRY(open_world(&w, run, n, spread, (int64_t)many_partials(n) * GPU_LOCAL * (KVS_LATENT_DIM + 1) * 4, err));
     kvs_status st = KVS_OK;
-    for (int kind = 0; kind < N_CONTENT && st == KVS_OK; kind++) {
-        st = run_kind(run, &w, (content)kind, spread, err);
+    for (int kind = 0; kind < GPU_N_CONTENT && st == KVS_OK; kind++) {
+        st = run_kind(run, &w, (gpu_content)kind, spread, err);
     }
     if (st != KVS_DEVICE) {
         gpu_close(&w);

@@ -25,7 +25,9 @@ enum {
     GPU_TIMEOUT_MS = 300,     /* of ranks that are late on purpose */
     GPU_PATIENT_MS = 30000,   /* of ranks that are not */
     GPU_JOB_PATIENT_MS = 10000, /* the same of processes, of which one may have been ended */
-    GPU_MAX_BLOCK = 512
+    GPU_MAX_BLOCK = 512,
+    GPU_REPS = 4,  /* of an exchange of few rows */
+    GPU_LOCAL = 3  /* heads of a rank whose partials are merged */
 };
 
 typedef struct gpu_run {
@@ -74,6 +76,17 @@ kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_e
 void gpu_put(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes);
 void gpu_get(gpu_world *w, int32_t rank, void *dst, const void *src, size_t bytes);
 void gpu_fill(gpu_world *w, int32_t rank, void *dst, int byte, size_t bytes);
+/* Frees its blocks from the one of this number on. */
+void gpu_free_from(gpu_world *w, int32_t block);
+/* Why the group of a rank that is here has ended; nothing while it is sound. */
+void gpu_check_sound(gpu_world *w, char *wrong, size_t cap);
+
+/* What messages hold: words of which each differs from exchange to exchange, or many of the cells that a wire has
+ * a meaning of its own for. */
+typedef enum gpu_content { GPU_WORDS, GPU_RESERVED, GPU_N_CONTENT } gpu_content;
+uint64_t gpu_next_word(uint64_t x);
+void gpu_fill_words(void *dst, size_t bytes, gpu_content kind, uint64_t seed);
+
 /* Enqueues what ranks do: those that share a device by one launch, on the queue of the first of them; or
  * (alone) each on its own. skip: a rank that does not come; -1: all come. */
 void gpu_exchange(gpu_world *w, const exchange_args *a, int32_t skip, bool alone);
@@ -99,6 +112,8 @@ kvs_status gpu_meet(const gpu_run *r, kvs_error *err);
 kvs_status gpu_slowest(const gpu_run *r, double *ms, kvs_error *err);
 
 kvs_status gpu_check_data(gpu_run *r, int32_t n, bool spread, kvs_error *err);
+kvs_status gpu_check_partials(gpu_run *run, gpu_world *w, gpu_content kind, int32_t n_row, int32_t type, char *wrong,
+                              size_t cap, kvs_error *err);
 kvs_status gpu_check_graph(gpu_run *r, int32_t n, bool spread, kvs_error *err);
 kvs_status gpu_check_faults(gpu_run *r, int32_t n, kvs_error *err);
 /* What the processes of a job check. */

@@ -1,5 +1,5 @@
-/* check/comm_cuda_world.c: rows of the check of exchanges, and worlds of ranks on devices: what they hold, and who
- * launches for whom. */
+/* check/comm_cuda_world.c: rows of the check of exchanges, and worlds of ranks on devices: what they hold, what is sent,
+ * and who launches for whom. */
 #include <stdio.h>
 #include <string.h>
 #include "check/comm_cuda.h"
@@ -89,11 +89,7 @@ void gpu_close(gpu_world *w)
             dev_queue_close(&w->queue[i]);
         }
     }
-    for (int32_t i = 0; i < w->n_block; i++) {
-        if (use(w, w->block_rank[i])) {
-            dev_cuda.free(w->block[i]);
-        }
-    }
+    gpu_free_from(w, 0);
     p2p_close(w->g);
     comm_close(w->host);
     memset(w, 0, sizeof *w);
@@ -135,6 +131,56 @@ void gpu_fill(gpu_world *w, int32_t rank, void *dst, int byte, size_t bytes)
         dev_cuda.fill(dst, byte, bytes);
     }
 }
+
+void gpu_free_from(gpu_world *w, int32_t block)
+{
+    while (w->n_block > block) {
+        w->n_block--;
+        if (use(w, w->block_rank[w->n_block])) {
+            dev_cuda.free(w->block[w->n_block]);
+        }
+    }
+}
+
+void gpu_check_sound(gpu_world *w, char *wrong, size_t cap)
+{
+    for (int32_t r = 0; r < w->n && wrong[0] == '\0'; r++) {
+        kvs_error why;
+        if (gpu_is_here(w, r) && p2p_check(w->g, r, &why) < 0) {
+            snprintf(wrong, cap, "rank %d: %.150s", (int)r, why.text);
+        }
+    }
+}
+
+/* ---- content ----------------------------------------------------------------------------------- */
+
+uint64_t gpu_next_word(uint64_t x)
+{
+    return x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+}
+
+/* Eight bytes: half of the cells are empty ones, a quarter are marks. */
+static uint64_t reserved_word(uint64_t x, size_t at)
+{
+    const uint64_t empty = UINT64_C(0xF6F6F6F6F6F6F6F6);
+    const uint64_t pick = gpu_next_word(x ^ (uint64_t)at / WIRE_CELL) >> 62;
+    if (pick == 3) {
+        return gpu_next_word(x + at);
+    }
+    return empty + (pick == 2 && at % WIRE_CELL != 0 ? UINT64_C(1) << 32 : 0);
+}
+
+void gpu_fill_words(void *dst, size_t bytes, gpu_content kind, uint64_t seed)
+{
+    uint64_t x = seed;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        x = gpu_next_word(x);
+        const uint64_t v = kind == GPU_WORDS ? x : reserved_word(seed, i);
+        memcpy((uint8_t *)dst + i, &v, 8);
+    }
+}
+
+/* ---- launches ---------------------------------------------------------------------------------- */
 
 /* The ranks, from rank i on, that a launch for rank i serves; false: an earlier launch does. */
 static bool ranks_of_launch(const gpu_world *w, int32_t i, int32_t skip, bool alone, int32_t *list, int32_t *n)
