@@ -10,6 +10,7 @@
 #   quick     kvspan check --device cuda --quick
 #   check     kvspan check --device cuda
 #   comm      kvspan check --comm --device cuda: exchanges between the devices, or over one
+#   processes the same over four processes of this host
 #   sanitize  compute-sanitizer memcheck, racecheck, initcheck and synccheck over the quick check; then the pairs of
 #             instructions that racecheck names, each once, with how often (docs/kernels-hopper.md explains those known)
 #   bench     kvspan bench attn, index, select and exchange --device cuda; layer: attn --dcp 2, over two devices or one,
@@ -19,7 +20,7 @@
 set -uo pipefail
 
 usage() {
-    sed -n '2,19s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,20s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
@@ -60,6 +61,21 @@ check_step() { # NAME SECONDS OPTION...
     shift 2
     # shellcheck disable=SC2086
     step "$name" timeout "$limit" "$dir/kvspan" check --device cuda --csv "$out/$name.csv" "$@" ${GPU_ARGS:-}
+}
+
+# Rank 0 has the rows; the logs of the others say why if it has none.
+processes() {
+    local r pid pids=() status=0
+    for r in 0 1 2 3; do
+        timeout 100 "$dir/kvspan" check --comm --device cuda --rendezvous tcp://127.0.0.1:23231 --rank $r --ranks 4 \
+            >"$out/processes-$r.log" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do
+        wait "$pid" || status=$?
+    done
+    cat "$out"/processes-[321].log "$out/processes-0.log"
+    return $status
 }
 
 sanitizer() {
@@ -119,7 +135,7 @@ run() { # DIR STAGE...
     export LD_LIBRARY_PATH=$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     rows=()
     local stage
-    [ $# -gt 0 ] || set -- info test quick check comm sanitize bench
+    [ $# -gt 0 ] || set -- info test quick check comm processes sanitize bench
     for stage in "$@"; do
         case $stage in
         info) step info nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv ;;
@@ -127,6 +143,7 @@ run() { # DIR STAGE...
         quick) check_step quick 200 --quick ;;
         check) check_step check 300 ;;
         comm) step comm timeout 200 "$dir/kvspan" check --comm --device cuda ;;
+        processes) step processes processes ;;
         sanitize) sanitize ;;
         bench) bench ;;
         *) usage ;;

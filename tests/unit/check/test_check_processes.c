@@ -2,6 +2,7 @@
  * process finds wrong is told by the one that reports, and a process that ends is named. */
 #include "unit/unit.h"
 
+#include <stdlib.h>
 #include "base/clock.h"
 #include "kvspan/check.h"
 #include "unit/check/fake_cuda.h"
@@ -168,8 +169,26 @@ static void a_process_without_a_device_is_said(void **state)
     processes_fork(2, -1, has_no_device, NULL);
 }
 
+/* One of the processes that mpirun has started. Once: MPI does not begin again after its last group. */
+static int run_under_mpi(const char *rank, const char *n)
+{
+    rank_job job = {.rank = (int32_t)strtol(rank, NULL, 10), .n = (int32_t)strtol(n, NULL, 10)};
+    int devices = job.n;
+    (void)reset(NULL);
+    job.ctx = &devices;
+    passes(&job, NULL);
+    if (job.note[0] != '\0') {
+        fprintf(stderr, "%s\n", job.note);
+    }
+    return job.note[0] != '\0';
+}
+
 int main(void)
 {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (rank != NULL) {
+        return run_under_mpi(rank, getenv("OMPI_COMM_WORLD_SIZE"));
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(right_exchanges_pass, reset),
         cmocka_unit_test_setup(a_wrong_byte_of_one_process_is_told, reset),
