@@ -4,7 +4,7 @@
 #                                     libraries they load) from a build folder into DIR, a few MB
 #   tools/gpu.sh run DIR [STAGE...]   there: runs the stages, all when none is named, and prints a short
 #                                     table last. Logs, CSV and JSON go to $OUT, or to DIR/out.
-# Stages: info test quick check comm sanitize bench
+# Stages: info test quick check comm processes sanitize bench
 #   info      the card and its driver
 #   test      the unit test of devices
 #   quick     kvspan check --device cuda --quick
