@@ -160,7 +160,7 @@ restore() {
     fi
 }
 
-declare -A command inverse seconds built
+declare -A command environment inverse seconds built
 configure() { # OUT SANITIZER: once
     local out=$work/$1
     if [ -n "${built[$1]:-}" ]; then
@@ -189,7 +189,7 @@ targets_of() { # OUT TEST: the programs that the test runs
 
 # Whether a test passes. What is expected to fail, passes when it does.
 run_test() { # OUT TEST ENV LIMIT
-    (cd "$work" && timeout -k 5 "$4" env $3 ${command[$1/$2]} >"$log" 2>&1) 2>/dev/null
+    (cd "$work" && timeout -k 5 "$4" env ${environment[$1/$2]} $3 ${command[$1/$2]} >"$log" 2>&1) 2>/dev/null
     if [ $? = 0 ]; then
         [ -z "${inverse[$1/$2]}" ]
     else
@@ -206,6 +206,8 @@ baseline() { # OUT TEST ENV: once
     fi
     inverse[$1/$2]=$(grep -rhF "set_tests_properties([=[$2]=] " "$work/$1" \
         --include=CTestTestfile.cmake | grep -o 'WILL_FAIL "TRUE"')
+    environment[$1/$2]=$(grep -rhF "set_tests_properties([=[$2]=] " "$work/$1" \
+        --include=CTestTestfile.cmake | sed -n 's/.* ENVIRONMENT "\([^"]*\)".*/\1/p' | tr ';' ' ')
     line=$(grep -rhF "add_test([=[$2]=] " "$work/$1" --include=CTestTestfile.cmake | head -n 1)
     line=${line#*]=] }
     line=${line%)}
