@@ -4,7 +4,8 @@
  * all heads over the rank's keys, partials, merged.
  *
  * Beside it, on the same devices: the same layer without DCP (each rank has the whole context and its own heads: no
- * exchange at all), and with NCCL in the places of the exchanges. NCCL's row moves the same bytes and merges what it
+ * exchange at all), with attention that sends its partials itself where it can ("fused"), and with NCCL in the places of the
+ * exchanges. NCCL's row moves the same bytes and merges what it
  * moved, but neither packs what it sends nor sorts what it receives, which a real one would have to.
  *
  * Both ways of cutting hold the same tokens (bench_cuda_layer_make.c), so both must select the same positions and give
@@ -29,9 +30,10 @@ enum {
     TIMEOUT_MS = 10000
 };
 
-typedef enum way { WAY_ONE, WAY_P2P, WAY_NCCL, N_WAY } way;
+/* WAY_SENT: as WAY_P2P, but attention sends its results itself. */
+typedef enum way { WAY_ONE, WAY_P2P, WAY_SENT, WAY_NCCL, N_WAY } way;
 
-/* ---- the three ways ---------------------------------------------------------------------------- */
+/* ---- the ways ---------------------------------------------------------------------------------- */
 
 static void enqueue_one(layer_bench *s, int32_t r, dev_queue *q)
 {
@@ -61,18 +63,28 @@ static void find_cut(layer_bench *s, int32_t r, dev_queue *q)
     s->b->kern.topk_merge(&a, q);
 }
 
-static void enqueue_rest(layer_bench *s, int32_t r, dev_queue *q)
+static int is_det(const layer_bench *s)
+{
+    return strstr(s->b->kern.variant[KERN_OP_attn], "det") != NULL;
+}
+
+static void enqueue_rest(layer_bench *s, int32_t r, way how, dev_queue *q)
 {
     if (layer_is_sparse(s)) {
         find_cut(s, r, q);
         s->b->kern.localise(&s->part[r].local, q);
     }
-    s->b->kern.attn(&s->part[r].attn, q);
+    if (how == WAY_SENT) {
+        attn_send_sm90(&s->part[r].attn, &s->back[r].w, is_det(s), q);
+    } else {
+        s->b->kern.attn(&s->part[r].attn, q);
+    }
 }
 
 /* What the ranks that `lead` leads do, over peer memory. */
-static void enqueue_p2p(layer_bench *s, int32_t lead)
+static void enqueue_p2p(layer_bench *s, int32_t lead, way how)
 {
+    exchange_merge_args back[WIRE_MAX_RANK];
     int32_t led[WIRE_MAX_RANK];
     const int32_t n = gpu_ranks_led_by(&s->w, lead, led);
     dev_queue *q = &s->w.queue[lead];
@@ -81,9 +93,13 @@ static void enqueue_p2p(layer_bench *s, int32_t lead)
     }
     gpu_exchange_led_by(&s->w, s->send, lead);
     for (int32_t i = 0; i < n; i++) {
-        enqueue_rest(s, led[i], q);
+        enqueue_rest(s, led[i], how, q);
     }
-    gpu_merge_led_by(&s->w, s->back, lead);
+    memcpy(back, s->back, sizeof back);
+    for (int32_t r = 0; r < s->n; r++) {
+        back[r].sent = how == WAY_SENT;
+    }
+    gpu_merge_led_by(&s->w, back, lead);
 }
 
 typedef struct nccl_part {
@@ -154,8 +170,8 @@ static void enqueue(gpu_world *w, int32_t lead, void *ctx)
         for (int32_t i = 0; i < n && k->how == WAY_ONE; i++) {
             enqueue_one(k->s, led[i], &w->queue[lead]);
         }
-        if (k->how == WAY_P2P && n > 0) {
-            enqueue_p2p(k->s, lead);
+        if (k->how != WAY_ONE && n > 0) {
+            enqueue_p2p(k->s, lead, k->how);
         }
     }
 }
@@ -227,7 +243,7 @@ static void count_work(const layer_bench *s, way how, double *flop, double *byte
 
 static void hand_over(layer_bench *s, way how, const bench_timing *t, const check_result *r)
 {
-    static const char *const variant[N_WAY] = {NULL, "p2p", "nccl"};
+    static const char *const variant[N_WAY] = {NULL, "p2p", "fused", "nccl"};
     double flop, byte;
     count_work(s, how, &flop, &byte);
     char name[56];
@@ -289,6 +305,19 @@ static void *out_of(layer_bench *s, way how, int32_t r)
     return how == WAY_ONE ? (void *)s->one[r].attn.out : s->back[r].out;
 }
 
+/* So that nothing of an earlier way passes for this one's. */
+static void poison(layer_bench *s, way how)
+{
+    const size_t part = layer_out_n(s) * (size_t)s->n;
+    for (int32_t r = 0; r < s->n; r++) {
+        if (p2p_use(s->w.g, r, NULL) == KVS_OK) {
+            dev_cuda.fill(out_of(s, how, r), GPU_POISON, layer_out_n(s) * sizeof(uint16_t));
+            dev_cuda.fill(s->part[r].attn.out, GPU_POISON, part * sizeof(float));
+            dev_cuda.fill(s->part[r].attn.lse, GPU_POISON, part / VDIM * sizeof(float));
+        }
+    }
+}
+
 /* A way that needs no threads: recorded, timed, and what it leaves held against `want`, [n] results in bf16. */
 static kvs_status run_way(layer_bench *s, way how, const uint8_t *want, check_result *res,
                           kvs_error *err)
@@ -300,11 +329,7 @@ static kvs_status run_way(layer_bench *s, way how, const uint8_t *want, check_re
     if (got == NULL) {
         return err_set(err, KVS_NOMEM, "no memory to compare results");
     }
-    for (int32_t r = 0; r < s->n; r++) {
-        if (p2p_use(s->w.g, r, NULL) == KVS_OK) {
-            dev_cuda.fill(out_of(s, how, r), GPU_POISON, bytes);
-        }
-    }
+    poison(s, how);
     kvs_status st = gpu_record(&s->w, enqueue, &k, s->graph, err);
     st = st == KVS_OK ? time_graphs(s, &t, err) : st;
     free_graphs(s);
@@ -333,6 +358,9 @@ static kvs_status run_ways(layer_bench *s, check_result *res, kvs_error *err)
             gpu_get(&s->w, r, want + (size_t)r * bytes, out_of(s, (way)how, r), bytes);
         }
         st = run_way(s, (way)how, want, res, err);
+    }
+    if (st == KVS_OK && attn_send_refuses(&s->part[0].attn, &s->back[0].w, is_det(s)) == NULL) {
+        st = run_way(s, WAY_SENT, want, res, err); /* the bits of the way before */
     }
     mem_free(want);
     return st;

@@ -346,6 +346,7 @@ static kvs_status run_all(gpu_run *run, kvs_error *err)
     }
     TRY(gpu_check_graph(run, 2, true, err));
     TRY(gpu_check_graph(run, 4, true, err));
+    TRY(gpu_check_sent(run, err));
     TRY(gpu_check_faults(run, 2, err));
     TRY(gpu_check_faults(run, 3, err));
     return gpu_check_nccl(run, err);
@@ -364,6 +365,7 @@ kvs_status check_comm_cuda(const check_comm_config *cfg, kvs_error *err)
     if (st == KVS_OK && run.job == NULL) {
         st = dev_cuda_open(0, &info, err);
         run.n_device = info.n_device < WIRE_MAX_RANK ? info.n_device : WIRE_MAX_RANK;
+        run.n_sm = info.n_sm;
     }
     if (st == KVS_OK) {
         char text[192];

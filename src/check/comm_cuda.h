@@ -3,8 +3,9 @@
  * Ranks lie on the devices the process sees in turn, so that one device is enough to run all of it; more
  * ranks than devices share them. Where several processes call it together (check_comm.h), each is a rank, on the next
  * device that it sees for each process of its host before it, and the one of rank 0 reports. Peer memory (kern/exchange.h over comm/p2p.h): every message, form and
- * number of ranks against a simulation on the host, partials against the reference's merge, messages in
- * graphs that are replayed, and each fault a rank can have. NCCL where each rank can have a device and there is NCCL. */
+ * number of ranks against a simulation on the host, partials against the reference's merge, results that attention sends (by
+ * the ranks of one process) against those that a merge does, messages in graphs that are replayed, and each fault a rank can
+ * have. NCCL where each rank can have a device and there is NCCL. */
 #ifndef KVS_CHECK_COMM_CUDA_H
 #define KVS_CHECK_COMM_CUDA_H
 
@@ -36,6 +37,7 @@ typedef struct gpu_run {
     comm *job;        /* of the processes that check together; NULL: this one is alone */
     int32_t device;   /* of this process in a job */
     int32_t n_device; /* that there are; in a job, that its processes have */
+    int32_t n_sm;     /* of the first */
     int32_t timeout_ms; /* of ranks that are late on purpose */
     uint64_t n_case;
     char first[320]; /* failed row */
@@ -115,6 +117,7 @@ kvs_status gpu_check_data(gpu_run *r, int32_t n, bool spread, kvs_error *err);
 kvs_status gpu_check_partials(gpu_run *run, gpu_world *w, gpu_content kind, int32_t n_row, int32_t type, char *wrong,
                               size_t cap, kvs_error *err);
 kvs_status gpu_check_graph(gpu_run *r, int32_t n, bool spread, kvs_error *err);
+kvs_status gpu_check_sent(gpu_run *r, kvs_error *err);
 kvs_status gpu_check_faults(gpu_run *r, int32_t n, kvs_error *err);
 /* What the processes of a job check. */
 kvs_status gpu_check_job(gpu_run *r, kvs_error *err);

@@ -18,6 +18,7 @@
 
 #include "dev/dev.h"
 #include "dev/wire.h"
+#include "kern/attn.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -74,18 +75,31 @@ typedef struct exchange_merge_args {
     int64_t out_row;       /* elements                                                              */
     float *lse;            /* [n_row, n_head / n_rank] dense; may be NULL                           */
     uint64_t *n_nan;       /* NaN among the LSE is counted here; may be NULL                        */
+    int32_t sent;          /* attn_send_sm90 has sent what is the peers': part and part_lse are read
+                              for the own heads alone. The same for all ranks of a launch           */
 } exchange_merge_args;
 
 /* a: [n] ranks of the group that share the queue's device, n up to WIRE_MAX_RANK. */
 void exchange_sm90(const exchange_args *a, int32_t n, dev_queue *q);
 void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q);
 
-/* Why the args are not for the kernels; NULL where they are. */
+/* attn_sm90 (or, deterministic, attn_sm90_det) of all heads on this rank's shard, whose results go to the ranks of their heads
+ * as they are made: the message of the rank's next exchange, which must be a merge that is `sent`, of as many rows and heads,
+ * behind it on the queue. Those of the own heads are written where the args say; of the other heads nothing is.
+ * Ranks may differ in whether attention sends. The same bits either way. For rows of fp8_ds_mla by lists of slots, and for
+ * all that the deterministic mode takes. */
+void attn_send_sm90(const attn_args *a, const wire *w, int32_t deterministic, dev_queue *q);
+
+/* Why the args are not for the kernels; NULL where they are. attn_send_refuses: what attention itself refuses is for its
+ * variant to say. */
+const char *attn_send_refuses(const attn_args *a, const wire *w, int32_t deterministic);
 const char *exchange_refuses(const exchange_args *a);
 const char *exchange_merge_refuses(const exchange_merge_args *a);
 /* Bytes of the message to one peer, which a wire must have room for. */
 int64_t exchange_bytes(const exchange_args *a);
 int64_t exchange_merge_bytes(const exchange_merge_args *a);
+/* In how many works a head is sent, each with an LSE of its own. */
+int32_t exchange_merge_works(int32_t n_row, int32_t n_head, int32_t n_rank);
 /* Cells of a slot that messages of at most `bytes` to a peer fit into, whatever parts or heads they have. */
 uint32_t exchange_cells_for(int64_t bytes);
 

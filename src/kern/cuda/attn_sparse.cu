@@ -1,22 +1,17 @@
-/* attn_sparse.cu - sparse attention on sm_90a: compaction before the main kernel, merge after it, and the
- * launches (attn_sparse.cuh).
+/* attn_sparse.cu - sparse attention on sm_90a: compaction before the main kernel, and the launches (attn_sparse.cuh).
  */
-#include <cuda_bf16.h>
-
 #include "kern/cuda/attn_sparse.cuh"
 #include "kern/cuda/attn_sparse.h"
 #include "kern/cuda/attn_sparse_main.cuh"
 #include "kern/cuda/cuda.h"
 #include "kern/cuda/launch.cuh"
 #include "kern/cuda/ptx.cuh"
-#include "kern/exp.h"
 
-enum { PACK_THREADS = 256, PACK_IDS = 8, MERGE_HEADS = 8, MAX_LANE = 8 };
+enum { PACK_THREADS = 256, PACK_IDS = 8, MAX_LANE = 8 };
 /* Rows of the deterministic mode go through in so many at a time: their partials take 2 KiB a head. */
 enum { WHOLE_ROWS = 64 };
 /* Ids of a share that are little to do, however many blocks are idle beside. */
 enum { DIRECT_SHORT = 512 };
-#define NEG_INF (-__int_as_float(0x7f800000))
 
 /* ---- compaction ---------------------------------------------------------------------------- */
 
@@ -137,155 +132,6 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     }
 }
 
-/* ---- merge --------------------------------------------------------------------------------- */
-
-/* 16 of a head's 512 values: four runs of four, 128 apart, so that a warp reads whole lines. */
-struct slice {
-    float4 v[4];
-};
-
-static __device__ slice slice_load(const float *p, int lane)
-{
-    slice s;
-    for (int i = 0; i < 4; i++)
-        s.v[i] = *(const float4 *)(p + 128 * i + 4 * lane);
-    return s;
-}
-
-static __device__ void slice_store(const sparse_params &p, int64_t row, int head, int lane,
-                                   const slice &s)
-{
-    const int64_t at = row * p.out_stride_row + head * p.out_stride_head + 4 * lane;
-    for (int i = 0; i < 4; i++) {
-        const float x[4] = {s.v[i].x, s.v[i].y, s.v[i].z, s.v[i].w};
-        for (int j = 0; j < 4; j++)
-            if (p.out_bf16)
-                ((__nv_bfloat16 *)p.out)[at + 128 * i + j] = __float2bfloat16_rn(x[j]);
-            else
-                ((float *)p.out)[at + 128 * i + j] = x[j];
-    }
-}
-
-/* A row's head from n partials, of which the first lies in slot `first` and the i-th in `then` + i x step. */
-static __device__ void partials_add(const sparse_params &p, int64_t row, int head, int lane,
-                                    int64_t first, int64_t then, int step, int n)
-{
-    float top = NEG_INF;
-    bool bad = false;
-    for (int i = 0; i < n; i++) {
-        const float l = p.part_lse[(i == 0 ? first : then + i * step) * p.n_head + head];
-        bad = bad || !(l < -NEG_INF);
-        top = fmaxf(top, l);
-    }
-    slice sum = {};
-    float weight = 0.0f;
-    for (int i = 0; i < n && !bad; i++) {
-        const int64_t at = (i == 0 ? first : then + i * step) * p.n_head + head;
-        const float l = p.part_lse[at], w = l == NEG_INF ? 0.0f : exp2_approx(l - top);
-        const slice s = slice_load(p.part_out + at * SPARSE_VDIM, lane);
-        weight += w;
-        for (int k = 0; k < 4 && w > 0.0f; k++) {
-            sum.v[k].x = fmaf(w, s.v[k].x, sum.v[k].x);
-            sum.v[k].y = fmaf(w, s.v[k].y, sum.v[k].y);
-            sum.v[k].z = fmaf(w, s.v[k].z, sum.v[k].z);
-            sum.v[k].w = fmaf(w, s.v[k].w, sum.v[k].w);
-        }
-    }
-    const float inv = weight > 0.0f ? 1.0f / weight : 0.0f;
-    for (int k = 0; k < 4; k++)
-        sum.v[k] =
-            make_float4(sum.v[k].x * inv, sum.v[k].y * inv, sum.v[k].z * inv, sum.v[k].w * inv);
-    slice_store(p, row, head, lane, sum);
-    if (lane == 0) {
-        p.lse[row * p.n_head + head] =
-            weight > 0.0f ? (top + log2f(weight)) * 0.693147180559945309f : NEG_INF;
-        if (bad && p.n_nan != NULL)
-            atomicAdd(p.n_nan, 1ull);
-    }
-}
-
-/* Rows that several parts worked on: block x is the part in which the row begins. A warp per head. */
-static __global__ void __launch_bounds__(32 * MERGE_HEADS)
-    attn_sparse_merge(const __grid_constant__ sparse_params p)
-{
-    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, part = blockIdx.x;
-    grid_wait();
-    const int2 cut = p.cut[part];
-    if (cut.x >= 0 && head < p.n_head)
-        partials_add(p, cut.x, head, threadIdx.x % 32, 2 * part + 1, 2 * part, 2,
-                     cut.y - part + 1);
-}
-
-/* Rows that n_part clusters of attn_sparse_direct worked on: block x is the row. */
-static __global__ void __launch_bounds__(32 * MERGE_HEADS)
-    attn_sparse_join(const __grid_constant__ sparse_params p)
-{
-    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32;
-    const int64_t row = blockIdx.x, first = row * p.n_part;
-    grid_wait();
-    if (head < p.n_head)
-        partials_add(p, row, head, threadIdx.x % 32, first, first, 1, p.n_part);
-}
-
-struct node {
-    slice s;
-    float lse;
-};
-
-static __device__ float node_value(merge_weight w, float a, float b)
-{
-    return merge_node_value(w, a, b);
-}
-
-/* a becomes the node of (a, b). */
-static __device__ void node_merge(node &a, const node &b)
-{
-    const merge_weight w = merge_node_weights(a.lse, b.lse);
-    for (int k = 0; k < 4; k++) {
-        a.s.v[k].x = node_value(w, a.s.v[k].x, b.s.v[k].x);
-        a.s.v[k].y = node_value(w, a.s.v[k].y, b.s.v[k].y);
-        a.s.v[k].z = node_value(w, a.s.v[k].z, b.s.v[k].z);
-        a.s.v[k].w = node_value(w, a.s.v[k].w, b.s.v[k].w);
-    }
-    a.lse = w.lse;
-}
-
-/* Deterministic mode: folds the segments of a lane, then merges the lanes by the tree. */
-template <int N_LANE>
-static __global__ void __launch_bounds__(32 * MERGE_HEADS)
-    attn_sparse_tree(const __grid_constant__ sparse_params p)
-{
-    const int head = blockIdx.y * MERGE_HEADS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t row = blockIdx.x;
-    const int n_segment = p.item_per_row / N_LANE;
-    grid_wait();
-    if (head >= p.n_head)
-        return;
-    node n[N_LANE];
-#pragma unroll
-    for (int l = 0; l < N_LANE; l++) {
-        n[l].s = {};
-        n[l].lse = NEG_INF;
-        for (int seg = 0; seg < n_segment; seg++) {
-            const int64_t item = row * p.item_per_row + l * n_segment + seg;
-            if (p.count[item] == 0)
-                break;
-            node b;
-            b.lse = p.part_lse[item * p.n_head + head];
-            b.s = slice_load(p.part_out + (item * p.n_head + head) * SPARSE_VDIM, lane);
-            node_merge(n[l], b);
-        }
-    }
-#pragma unroll
-    for (int d = N_LANE / 2; d >= 1; d /= 2)
-#pragma unroll
-        for (int l = 0; l < d; l++)
-            node_merge(n[l], n[l + d]);
-    slice_store(p, row, head, lane, n[0].s);
-    if (lane == 0)
-        p.lse[row * p.n_head + head] = n[0].lse;
-}
-
 /* ---- launches ------------------------------------------------------------------------------ */
 
 /* Heads of a group: the fewest groups, unless that leaves most of the card idle. */
@@ -340,25 +186,6 @@ size_t attn_sparse_scratch(const attn_args *a, int64_t lane_most, int n_sm)
     return scratch_lay(a, lane_most, n_sm).bytes;
 }
 
-static cudaError_t merge_launch(const sparse_params &p, int n_lane, int64_t n_row,
-                                cudaStream_t stream)
-{
-    const int y = (p.n_head + MERGE_HEADS - 1) / MERGE_HEADS, threads = 32 * MERGE_HEADS;
-    if (!p.whole)
-        return launch_kernel(attn_sparse_merge, dim3(p.n_part, y), threads, 0, true, p, stream);
-    const dim3 grid((unsigned)n_row, y);
-    switch (n_lane) {
-    case 1:
-        return launch_kernel(attn_sparse_tree<1>, grid, threads, 0, true, p, stream);
-    case 2:
-        return launch_kernel(attn_sparse_tree<2>, grid, threads, 0, true, p, stream);
-    case 4:
-        return launch_kernel(attn_sparse_tree<4>, grid, threads, 0, true, p, stream);
-    default:
-        return launch_kernel(attn_sparse_tree<8>, grid, threads, 0, true, p, stream);
-    }
-}
-
 /* What the main kernels have in common, for rows from row0 on and groups of at most n heads. */
 static sparse_params params_of(const attn_args *a, int64_t row0, int n)
 {
@@ -391,7 +218,7 @@ static sparse_params params_of(const attn_args *a, int64_t row0, int n)
 
 /* Rows [row0, row0 + n_row) of the call. */
 static cudaError_t rows_launch(const attn_args *a, int64_t lane_most, int64_t row0, int64_t n_row,
-                               int n_sm, cudaStream_t stream)
+                               int n_sm, const attn_send *to, cudaStream_t stream)
 {
     const int whole = lane_most > 0;
     const struct lay l = scratch_lay(a, lane_most, n_sm);
@@ -432,9 +259,15 @@ static cudaError_t rows_launch(const attn_args *a, int64_t lane_most, int64_t ro
     p.part_lse = (float *)(base + l.lse);
     p.cut = (int2 *)(base + l.cut);
     const bool bf16 = a->fmt == KVS_KV_BF16;
+    attn_send part = {};
+    if (to != NULL) {
+        part = *to;
+        part.row0 += (int32_t)row0;
+    }
+    const attn_send *const sends = to == NULL ? NULL : &part;
     e = bf16 && n == 64 ? attn_sparse_wide_launch(p, stream)
-                        : attn_sparse_main_launch(p, bf16 ? SPARSE_BF16 : SPARSE_FP8, n, stream);
-    return e != cudaSuccess ? e : merge_launch(p, a->n_lane, n_row, stream);
+                        : attn_sparse_main_launch(p, bf16 ? SPARSE_BF16 : SPARSE_FP8, n, whole ? NULL : sends, stream);
+    return e != cudaSuccess ? e : attn_sparse_merge_launch(p, a->n_lane, n_row, sends, stream);
 }
 
 /* ---- one launch ---------------------------------------------------------------------------- */
@@ -483,7 +316,8 @@ static cudaError_t direct_plan_make(const attn_args *a, int n_sm, direct_plan *p
     return cudaSuccess;
 }
 
-static cudaError_t direct_run(const attn_args *a, direct_plan plan, int n_sm, cudaStream_t stream)
+static cudaError_t direct_run(const attn_args *a, direct_plan plan, int n_sm, const attn_send *to,
+                              cudaStream_t stream)
 {
     const struct lay l = scratch_lay(a, 0, n_sm);
     char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
@@ -500,14 +334,12 @@ static cudaError_t direct_run(const attn_args *a, direct_plan plan, int n_sm, cu
     p.n_split = plan.n_split;
     p.n_join = plan.n_join;
     p.stats = a->stats;
-    const cudaError_t e = attn_sparse_direct_launch(p, plan.n, a->n_row, stream);
-    if (e != cudaSuccess || plan.n_join == 1)
-        return e;
-    const dim3 grid((unsigned)a->n_row, (a->n_head + MERGE_HEADS - 1) / MERGE_HEADS);
-    return launch_kernel(attn_sparse_join, grid, 32 * MERGE_HEADS, 0, true, p.s, stream);
+    const cudaError_t e = attn_sparse_direct_launch(p, plan.n, a->n_row, plan.n_join == 1 ? to : NULL, stream);
+    return e != cudaSuccess || plan.n_join == 1 ? e : attn_sparse_join_launch(p.s, a->n_row, to, stream);
 }
 
-cudaError_t attn_sparse_launch(const attn_args *a, int64_t lane_most, int n_sm, cudaStream_t stream)
+cudaError_t attn_sparse_launch(const attn_args *a, int64_t lane_most, int n_sm, const attn_send *to,
+                               cudaStream_t stream)
 {
     direct_plan plan = {0, 0, 0};
     if (lane_most == 0) {
@@ -516,12 +348,12 @@ cudaError_t attn_sparse_launch(const attn_args *a, int64_t lane_most, int n_sm, 
             return e;
     }
     if (plan.n > 0)
-        return direct_run(a, plan, n_sm, stream);
+        return direct_run(a, plan, n_sm, to, stream);
     const int64_t step = rows_at_once(a, lane_most > 0);
     cudaError_t e = cudaSuccess;
     for (int64_t row = 0; row < a->n_row && e == cudaSuccess; row += step)
         e = rows_launch(a, lane_most, row, row + step < a->n_row ? step : a->n_row - row, n_sm,
-                        stream);
+                        to, stream);
     return e;
 }
 

@@ -15,10 +15,11 @@
 
 enum { BAR_IDS = 6, BAR_READY = 7 };
 
-/* Shared memory behind that of the main kernel: ids int32 [SPARSE_SHARE], counts of four warps, how many ids. */
+/* Shared memory behind that of the main kernel: ids int32 [SPARSE_SHARE], counts of four warps, how many ids, the
+ * exchange that results go with. */
 template <int N> struct direct_layout {
     static constexpr int ids_at = (layout<N, SPARSE_FP8>::bytes + 15) / 16 * 16;
-    static constexpr int scan_at = ids_at + SPARSE_SHARE * 4, n_at = scan_at + 16;
+    static constexpr int scan_at = ids_at + SPARSE_SHARE * 4, n_at = scan_at + 16, epoch_at = n_at + 4;
     static constexpr int bytes = n_at + 16;
     static_assert(bytes <= 232448, "shared memory");
 };

@@ -1,5 +1,5 @@
 /* attn_sparse_results.cuh - the sums of a piece on their way out of the consumers' registers, by way of shared memory, so
- * that other blocks of the cluster can read them (attn_sparse_direct_sm90.cu).
+ * that other blocks of the cluster can read them (attn_sparse_direct_sm90.cu), or that they are sent in whole lines.
  */
 #ifndef KVS_KERN_CUDA_ATTN_SPARSE_RESULTS_CUH
 #define KVS_KERN_CUDA_ATTN_SPARSE_RESULTS_CUH

@@ -114,7 +114,7 @@ size_t attn_tables_scratch(const attn_args *a, int n_sm)
 }
 
 static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n, const lay &l, int n_sm,
-                               cudaStream_t stream)
+                               const attn_send *to, cudaStream_t stream)
 {
     char *base = (char *)(((uintptr_t)a->scratch + 255) & ~(uintptr_t)255);
     attn_args b = listed(a, row0, n);
@@ -138,15 +138,21 @@ static cudaError_t rows_launch(const attn_args *a, int64_t row0, int64_t n, cons
     b.slots = p.slots;
     b.lane_count = p.lane_count;
     b.scratch = base + l.sparse;
-    return e != cudaSuccess ? e : attn_sparse_launch(&b, lane_most(a), n_sm, stream);
+    attn_send part = {};
+    if (to != NULL) {
+        part = *to;
+        part.row0 += (int32_t)row0;
+    }
+    return e != cudaSuccess ? e
+                            : attn_sparse_launch(&b, lane_most(a), n_sm, to == NULL ? NULL : &part, stream);
 }
 
-cudaError_t attn_tables_launch(const attn_args *a, int n_sm, cudaStream_t stream)
+cudaError_t attn_tables_launch(const attn_args *a, int n_sm, const attn_send *to, cudaStream_t stream)
 {
     const lay l = lay_of(a, n_sm);
     cudaError_t e = cudaSuccess;
     for (int64_t row = 0; row < a->n_row && e == cudaSuccess; row += l.rows)
-        e = rows_launch(a, row, l.rows < a->n_row - row ? l.rows : a->n_row - row, l, n_sm, stream);
+        e = rows_launch(a, row, l.rows < a->n_row - row ? l.rows : a->n_row - row, l, n_sm, to, stream);
     return e;
 }
 

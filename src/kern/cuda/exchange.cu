@@ -164,7 +164,7 @@ static void launch_exchange(const exchange_args *a, int32_t n, dev_queue *q)
         x.cells += (uint32_t)(((int64_t)a->n_row * a->part[i].bytes + WIRE_CELL - 1) / WIRE_CELL);
     }
     memcpy(x.rank, a, (size_t)n * sizeof *a);
-    x.shape = shape_of(q, n, a->w.n_rank, ((int64_t)x.cells + 31) / 32);
+    x.shape = shape_of(q, n, a->w.n_rank > 1 ? a->w.n_rank - 1 : 1, ((int64_t)x.cells + 31) / 32);
     launch(exchange_kernel<R>, x, x.shape, n, q, "exchange_kernel");
 }
 

@@ -62,16 +62,16 @@ static uint32_t blocks_for(int64_t works, int64_t most)
     return want < 1 ? 1 : (uint32_t)((want + rounds - 1) / rounds);
 }
 
-/* Blocks of one rank of a group of n_rank, where n of them share the device: no more in all than are there at once. A
- * fifth of them can send as fast as a link carries; those that receive have more to do, and wait. works: what
- * goes to one peer, in works of a warp. */
-static exchange_shape shape_of(const dev_queue *q, int32_t n, int32_t n_rank, int64_t works)
+/* Blocks of one rank where n of them share the device: no more in all than are there at once. A fifth of them can
+ * send as fast as a link carries; those that receive have more to do, and wait. works: what goes to one peer, in
+ * works of a warp; messages: how many such are sent, 0 where that has been done. */
+static exchange_shape shape_of(const dev_queue *q, int32_t n, int32_t messages, int64_t works)
 {
     const int64_t all = (int64_t)(q->n_sm > 0 ? q->n_sm : 1) * BLOCKS / n;
     const int64_t room = all < 3 ? 2 : all - 1;
-    const int64_t send = room / 5 < 1 ? 1 : room / 5;
+    const int64_t send = messages == 0 ? 0 : room / 5 < 1 ? 1 : room / 5;
     exchange_shape s;
-    s.send = blocks_for(works * (n_rank > 1 ? n_rank - 1 : 1), send);
+    s.send = messages == 0 ? 0 : blocks_for(works * messages, send);
     s.receive = blocks_for(works, room - send);
     return s;
 }

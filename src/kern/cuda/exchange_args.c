@@ -1,10 +1,13 @@
 /* exchange_args.c - what exchanges take and how large their messages are: the same in every build. */
+#include <string.h>
+
 #include "kern/exchange.h"
 #include "kvspan/config.h"
 
 enum {
     UNIT_WORDS = KVS_LATENT_DIM + 1, /* a head's values and its LSE */
-    UNIT_LSE = 4,                    /* cells of an LSE, which may go four times */
+    UNIT_LSE = 4,                    /* cells of an LSE, which may go four times: works of a head where there are not ... */
+    UNIT_MANY = 2048,                /* ... more than so many heads to all peers */
     UNIT_CELLS = KVS_LATENT_DIM * 4 / WIRE_CELL + UNIT_LSE
 };
 
@@ -32,6 +35,12 @@ int64_t exchange_bytes(const exchange_args *a)
 int64_t exchange_merge_bytes(const exchange_merge_args *a)
 {
     return (int64_t)a->n_row * (a->n_head / a->w.n_rank) * UNIT_WORDS * (int64_t)sizeof(float);
+}
+
+int32_t exchange_merge_works(int32_t n_row, int32_t n_head, int32_t n_rank)
+{
+    const int64_t peers = n_rank > 1 ? n_rank - 1 : 1;
+    return (int64_t)n_row * (n_head / n_rank) * peers <= UNIT_MANY ? UNIT_LSE : 1;
 }
 
 /* Every part of a message begins a cell. */
@@ -98,4 +107,26 @@ const char *exchange_merge_refuses(const exchange_merge_args *a)
                ? NULL
                : "exchange_merge: the message is larger than the group was opened for: send fewer rows at a "
                  "time";
+}
+
+const char *attn_send_refuses(const attn_args *a, const wire *w, int32_t deterministic)
+{
+    if (!deterministic && (a->fmt != KVS_KV_FP8_DS_MLA || a->slots == NULL)) {
+        return "attn_send: by default rows of fp8_ds_mla by lists of slots are sent as they are made; else let the merge "
+               "send (exchange_merge, not sent), or take the deterministic mode";
+    }
+    if (a->out_type == KVS_DTYPE_BF16) {
+        return "attn_send: f32 results are sent";
+    }
+    if (a->out_stride_head % 4 != 0) {
+        return "attn_send: heads of results lie at multiples of 16 bytes";
+    }
+    exchange_merge_args m;
+    memset(&m, 0, sizeof m);
+    m.w = *w;
+    m.n_row = a->n_row;
+    m.n_head = a->n_head;
+    m.part = a->out;
+    m.part_row = a->out_stride_row;
+    return exchange_merge_refuses(&m);
 }

@@ -3,15 +3,15 @@
  * A head is a warp's work: its 512 values, four cells a lane, and its LSE in a cell of its own behind the values of
  * all, which so stay on whole lines of the link. Where there are few heads a head is four warps' work, each with a
  * quarter of the values and the LSE. The receiver merges what comes as it comes, its own partial from where it is, which
- * it loads while the others are on their way. Compiled without contraction, for the bits of the merge. */
+ * it loads while the others are on their way. Compiled without contraction, for the bits of the merge.
+ * Where attention has sent the partials (attn_send.cuh) there are no blocks that send. */
 #include "kern/cuda/exchange.cuh"
 #include "kern/cuda/merge.cuh"
 
 enum {
     DIM = KVS_LATENT_DIM,
     STEPS = DIM / 4 / 32, /* cells of a head, per lane */
-    FEW = 4,              /* works of a head where there are not ... */
-    MANY = 2048           /* ... more than so many heads to all peers */
+    FEW = 4               /* works of a head where there are few */
 };
 
 /* A work is STEPS / SPLIT cells of each lane, and an LSE. */
@@ -267,9 +267,9 @@ static void launch_merge(const exchange_merge_args *a, int32_t n, dev_queue *q)
     memset(&x, 0, sizeof x);
     x.units = (uint32_t)((int64_t)a->n_row * (a->n_head / a->w.n_rank));
     memcpy(x.rank, a, (size_t)n * sizeof *a);
-    enum { TREE = KVS_LANES % N == 0, PEERS = N > 1 ? N - 1 : 1 };
-    const int split = x.units * PEERS <= MANY ? FEW : 1;
-    x.shape = shape_of(q, n, N, (int64_t)x.units * split);
+    enum { TREE = KVS_LANES % N == 0 };
+    const int split = exchange_merge_works(a->n_row, a->n_head, N);
+    x.shape = shape_of(q, n, a->sent ? 0 : N > 1 ? N - 1 : 1, (int64_t)x.units * split);
     if (split == FEW) {
         launch(exchange_merge_kernel<N, TREE, R, FEW>, x, x.shape, n, q, "exchange_merge_kernel");
     } else {
@@ -289,7 +289,9 @@ void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)
         return;
     }
     for (int32_t i = 0; i < n; i++) {
-        const char *heads = a[i].n_head == a[0].n_head ? NULL : "exchange_merge: one launch, one number of heads";
+        const char *heads = a[i].n_head == a[0].n_head && !a[i].sent == !a[0].sent
+                                ? NULL
+                                : "exchange_merge: one launch, one number of heads, sent or not";
         if (cuda_refused(q, exchange_merge_refuses(&a[i])) || cuda_refused(q, heads)) {
             return;
         }

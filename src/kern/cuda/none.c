@@ -27,3 +27,11 @@ void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q)
     (void)n;
     refuse(q);
 }
+
+void attn_send_sm90(const attn_args *a, const wire *w, int32_t deterministic, dev_queue *q)
+{
+    (void)a;
+    (void)w;
+    (void)deterministic;
+    refuse(q);
+}

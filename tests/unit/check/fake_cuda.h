@@ -24,6 +24,7 @@ typedef struct fake_cuda {
     int32_t device;    /* which of a host's the one device is: another UUID for each */
     int32_t dies_at;   /* exchange between processes in which this one ends, from 1; 0: none */
     int32_t limit_ms;  /* > 0: how long such exchanges wait at most, whatever they are told */
+    int32_t strays;    /* 1: attention that sends gives a wrong value */
     void (*on_sync)(void); /* what waiting for a queue does */
     int64_t n_refused; /* args that are not aligned to 16 bytes */
 } fake_cuda;

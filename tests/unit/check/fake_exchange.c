@@ -7,6 +7,9 @@
 #include "kern/exchange.h"
 #include "unit/check/fake_processes.h"
 
+/* The exchange that attention of a rank has last sent for. */
+static uint32_t g_sent[WIRE_MAX_RANK];
+
 /* Ranks that wait; a plain exchange or a merge. */
 static struct {
     int n, is_merge;
@@ -109,6 +112,16 @@ static void complete(dev_queue *q)
             return;
         }
     }
+    for (int32_t r = 0; r < w->n_rank && g_wait.is_merge; r++) {
+        if (g_wait.m[r].sent && g_sent[r] != epoch) {
+            if (!fake.deaf) {
+                const int32_t about = fake.blames ? (r + 1) % w->n_rank : r;
+                const int32_t by = fake.blames ? (r + 2) % w->n_rank : (r + 1) % w->n_rank;
+                fault_all(w, WIRE_FAULT(WIRE_LATE, about, by, epoch));
+            }
+            return;
+        }
+    }
     for (int32_t r = 0; r < w->n_rank; r++) {
         control(w, r)->done += WIRE_TURN;
         for (int32_t from = 0; from < w->n_rank && !g_wait.is_merge; from++) {
@@ -157,6 +170,12 @@ typedef struct some {
     exchange_args a[WIRE_MAX_RANK];
 } some;
 
+typedef struct some_sent {
+    attn_args a;
+    wire w;
+    int32_t deterministic;
+} some_sent;
+
 typedef struct some_merge {
     int32_t n;
     exchange_merge_args a[WIRE_MAX_RANK];
@@ -172,6 +191,39 @@ static void call_merge(const void *args, dev_queue *q)
 {
     const some_merge *s = args;
     exchange_merge_sm90(s->a, s->n, q);
+}
+
+static void call_sent(const void *args, dev_queue *q)
+{
+    const some_sent *s = args;
+    attn_send_sm90(&s->a, &s->w, s->deterministic, q);
+}
+
+/* Results of all heads lie where the merge looks, as if attention had not sent them. */
+void attn_send_sm90(const attn_args *a, const wire *w, int32_t deterministic, dev_queue *q)
+{
+    static kern_table ref;
+    some_sent s;
+    memset(&s, 0, sizeof s);
+    s.a = *a;
+    s.w = *w;
+    s.deterministic = deterministic;
+    if (fake_recorded(call_sent, &s, sizeof s)) {
+        return;
+    }
+    const char *why = attn_send_refuses(a, w, deterministic);
+    if (why != NULL) {
+        dev_queue_fail(q, KVS_UNSUPPORTED, why);
+        return;
+    }
+    if (ref.attn == NULL) {
+        kern_init(&ref, 0, NULL, NULL);
+    }
+    ref.attn(a, q);
+    if (fake.strays && a->n_row > 0) {
+        a->out[0] += 0.5f;
+    }
+    g_sent[w->rank] = wire_epoch(control(w, w->rank)->done);
 }
 
 void exchange_sm90(const exchange_args *a, int32_t n, dev_queue *q)

@@ -70,9 +70,10 @@ static void right_exchanges_pass(void **state)
     if (run(&r, &total, &err) != KVS_OK) {
         fail_msg("%s", err.text);
     }
-    /* 4 groups x 2 contents x (4 messages + 2 merges), 2 graphs, 2 groups x 6 faults */
-    assert_int_equal(r.n_pass, 4 * 2 * 6 + 2 + 12);
-    assert_int_equal(r.n_skip, 1); /* NCCL */
+    /* 4 groups x 2 contents x (4 messages + 2 merges), 2 graphs, 3 groups x 6 forms of attention that sends, 2 ranks that
+     * are not heard, 2 groups x 6 faults */
+    assert_int_equal(r.n_pass, 4 * 2 * 6 + 2 + 3 * 6 + 2 + 12);
+    assert_int_equal(r.n_skip, 3 * 2 + 1); /* deterministic forms, NCCL */
     assert_int_equal(total.n_passed, r.n_pass);
     assert_int_equal(total.n_failed, 0);
 }
@@ -94,6 +95,18 @@ static void a_wrong_byte_is_told(void **state)
     assert_int_equal(failures_with(&r, "op=barrier", ""), 0);
 }
 
+static void a_wrong_value_that_attention_sends_is_told(void **state)
+{
+    (void)state;
+    rows r;
+    kvs_check_result total;
+    kvs_error err;
+    fake.strays = 1;
+    assert_int_equal(run(&r, &total, &err), KVS_INTERNAL);
+    assert_int_equal(failures_with(&r, "op=attn_sent", "launches: rank 0, out of row 0, head 0, value 0"), r.n_fail);
+    assert_int_equal(r.n_fail, 3 * 6);
+}
+
 static void ranks_that_are_not_compared_are_told(void **state)
 {
     (void)state;
@@ -105,7 +118,9 @@ static void ranks_that_are_not_compared_are_told(void **state)
     assert_int_equal(failures_with(&r, "fault=rows", "was told KVS_OK"), 2);
     assert_int_equal(failures_with(&r, "fault=width", "was told KVS_OK"), 2);
     assert_int_equal(failures_with(&r, "fault=op", "was told KVS_OK"), 2);
-    assert_int_equal(r.n_fail, 6);
+    assert_int_equal(failures_with(&r, "fault=mute", "was told KVS_OK"), 1);
+    assert_int_equal(failures_with(&r, "fault=stale", "was told KVS_OK"), 1);
+    assert_int_equal(r.n_fail, 8);
 }
 
 static void a_wrong_name_is_told(void **state)
@@ -238,12 +253,13 @@ static void a_layer_over_ranks_is_that_of_one(void **state)
     if (run_layer(&t, 2, 3, &err) != KVS_OK) {
         fail_msg("%s", err.text);
     }
-    assert_int_equal(t.n, 3); /* the shard alone, then the layer */
+    assert_int_equal(t.n, 4); /* the shard alone, then the layer */
     assert_non_null(strstr(t.name[0], "shard"));
     assert_string_equal(t.name[1], "layer 2x3 h8 tp2 shared");
     assert_string_equal(t.name[2], t.name[1]);
     assert_string_equal(t.variant[1], "sm90");
     assert_string_equal(t.variant[2], "p2p");
+    assert_string_equal(t.variant[3], "fused");
     assert_int_equal(t.dcp[1], 1);
     assert_int_equal(t.dcp[2], 2);
     assert_int_equal(fake.n_live, 0);
@@ -284,9 +300,14 @@ static void a_layer_that_differs_is_told(void **state)
     fake.replays = 0; /* a graph does what it holds the first time */
     fake.cut = 1; /* ranks keep too few */
     assert_int_equal(run_layer(&t, 2, 1, &err), KVS_INTERNAL);
-    assert_int_equal(t.n_wrong, 2);
+    assert_int_equal(t.n_wrong, 3);
     assert_non_null(strstr(err.text, "selected by all ranks"));
     fake.cut = 0;
+    fake.strays = 1; /* only where attention sends */
+    assert_int_equal(run_layer(&t, 2, 1, &err), KVS_INTERNAL);
+    assert_int_equal(t.n_wrong, 1);
+    assert_non_null(strstr(err.text, "results of the graph that differ"));
+    fake.strays = 0;
     fake.wrong = 1;
     assert_int_equal(run_layer(&t, 2, 1, &err), KVS_INTERNAL);
 }
@@ -296,6 +317,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(right_exchanges_pass, reset),
         cmocka_unit_test_setup(a_wrong_byte_is_told, reset),
+        cmocka_unit_test_setup(a_wrong_value_that_attention_sends_is_told, reset),
         cmocka_unit_test_setup(ranks_that_are_not_compared_are_told, reset),
         cmocka_unit_test_setup(a_wrong_name_is_told, reset),
         cmocka_unit_test_setup(no_device_is_said, reset),

@@ -155,6 +155,57 @@ static void partials_are_refused_likewise(void **state)
     refused_merge(a, "1 to 8 ranks");
 }
 
+static void attention_that_sends_is_refused_likewise(void **state)
+{
+    (void)state;
+    static const int32_t slots[4];
+    const wire w = partials().w;
+    attn_args a;
+    memset(&a, 0, sizeof a);
+    a.n_row = 3;
+    a.n_head = 6;
+    a.fmt = KVS_KV_FP8_DS_MLA;
+    a.slots = slots;
+    a.out = (float *)(void *)g_mem;
+    a.out_stride_row = 6 * 512;
+    a.out_stride_head = 512;
+    const attn_args right = a;
+    assert_null(attn_send_refuses(&a, &w, 0));
+    a.fmt = KVS_KV_BF16;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "let the merge send"));
+    assert_null(attn_send_refuses(&a, &w, 1));
+    a = right;
+    a.slots = NULL;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "let the merge send"));
+    assert_null(attn_send_refuses(&a, &w, 1));
+    a = right;
+    a.out_type = KVS_DTYPE_BF16;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "f32 results"));
+    a = right;
+    a.out_stride_head = 514;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "multiples of 16"));
+    a = right;
+    a.out_stride_row += 2;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "multiples of 16"));
+    a = right;
+    a.n_head = 5;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "multiple of the ranks"));
+    a = right;
+    a.n_row = 4;
+    assert_non_null(strstr(attn_send_refuses(&a, &w, 0), "larger"));
+}
+
+static void works_are_few_where_heads_are_many(void **state)
+{
+    (void)state;
+    assert_int_equal(exchange_merge_works(1, 128, 2), 4);
+    assert_int_equal(exchange_merge_works(32, 128, 2), 4); /* 2048 heads to a peer */
+    assert_int_equal(exchange_merge_works(33, 128, 2), 1);
+    assert_int_equal(exchange_merge_works(18, 128, 8), 4);
+    assert_int_equal(exchange_merge_works(19, 128, 8), 1);
+    assert_int_equal(exchange_merge_works(2048, 1, 1), 4);
+}
+
 static void what_a_group_is_opened_for_fits(void **state)
 {
     (void)state;
@@ -188,6 +239,8 @@ int main(void)
         cmocka_unit_test(args_that_no_kernel_takes_are_refused),
         cmocka_unit_test(a_message_fits_or_is_refused),
         cmocka_unit_test(partials_are_refused_likewise),
+        cmocka_unit_test(attention_that_sends_is_refused_likewise),
+        cmocka_unit_test(works_are_few_where_heads_are_many),
         cmocka_unit_test(what_a_group_is_opened_for_fits),
         cmocka_unit_test(names_are_told_apart),
     };
