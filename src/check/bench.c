@@ -37,8 +37,9 @@ static const bench_op k_roof_op = {
 };
 
 static const bench_op *const k_op[] = {
-    &bench_attn_op,     &bench_index_op, &bench_topk_op, &bench_select_op, &bench_merge_op,
-    &bench_exchange_op, &bench_write_op, &bench_gemm_op, &bench_mha_op,    &k_roof_op,
+    &bench_attn_op,  &bench_index_op,    &bench_topk_op,  &bench_select_op,
+    &bench_merge_op, &bench_exchange_op, &bench_write_op, &bench_gemm_op,
+    &bench_mha_op,   &bench_mha_wide_op, &k_roof_op,
 };
 
 enum { N_OP = (int)(sizeof k_op / sizeof *k_op) };

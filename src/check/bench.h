@@ -81,7 +81,7 @@ typedef struct bench_op {
 } bench_op;
 
 extern const bench_op bench_attn_op, bench_index_op, bench_topk_op, bench_select_op, bench_merge_op,
-    bench_write_op, bench_exchange_op, bench_gemm_op, bench_mha_op;
+    bench_write_op, bench_exchange_op, bench_gemm_op, bench_mha_op, bench_mha_wide_op;
 
 struct bench_run {
     const kvs_bench_config *cfg;

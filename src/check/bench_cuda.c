@@ -286,12 +286,25 @@ static const cuda_point k_mha[] = {
     {1, 2048, 128, LEN, 0, 1, 0.0, BF},
     {1, 8192, 16, 32768, 0, 1, 0.0, BF},
 };
+static const cuda_point k_mha_wide[] = {
+    {1, 8192, 64, 32768, 0, 1, 0.0, BF},
+    {1, 8192, 64, 8192, 0, 1, 0.0, BF},
+};
+
+/* q rows of len inputs to 256 outputs for each head */
+static const cuda_point k_gemm[] = {
+    {1, 8192, 128, 512, 0, 1, 0.0, BF},
+    {1, 8192, 128, 512, 0, 1, 0.0, F8},
+    {1, 8192, 64, 4096, 0, 1, 0.0, BF},
+};
 
 static const cuda_op k_op[] = {
     {"attn", cuda_setup_attn, {KERN_OP_attn}, 1, k_attn, sizeof k_attn / sizeof *k_attn, NULL},
     {"index", cuda_setup_index, {KERN_OP_index_score}, 1, k_index, 3, NULL},
     {"select", cuda_setup_select, {KERN_OP_index_select, KERN_OP_index_score}, 2, k_index, 3, NULL},
     {"mha", cuda_setup_mha, {KERN_OP_mha}, 1, k_mha, sizeof k_mha / sizeof *k_mha, NULL},
+    {"mha_wide", cuda_setup_mha_wide, {KERN_OP_mha}, 1, k_mha_wide, 2, NULL},
+    {"gemm", cuda_setup_gemm, {KERN_OP_gemm}, 1, k_gemm, 3, NULL},
     {"exchange", NULL, {KERN_OP_merge, KERN_OP_topk_merge}, 2, k_exchange, 3, cuda_run_exchange},
 };
 enum { N_OP = sizeof k_op / sizeof *k_op };
@@ -377,6 +390,11 @@ static kvs_status check_exchange_point(const cuda_point *p, kvs_error *err)
                         KVS_MAX_HEADS);
 }
 
+static int is_mha(const cuda_op *op)
+{
+    return op->setup == cuda_setup_mha || op->setup == cuda_setup_mha_wide;
+}
+
 static kvs_status check_mha_point(const cuda_point *p, kvs_error *err)
 {
     const int ok = p->batch == 1 && p->q >= 1 && p->q <= 65536 && p->heads >= 1 &&
@@ -389,12 +407,28 @@ static kvs_status check_mha_point(const cuda_point *p, kvs_error *err)
                         KVS_MAX_HEADS);
 }
 
+static kvs_status check_gemm_point(const cuda_point *p, kvs_error *err)
+{
+    const int ok = p->batch == 1 && p->q >= 1 && p->q <= 65536 && p->heads >= 1 &&
+                   p->heads <= KVS_MAX_HEADS && p->len >= 1 && p->len <= 65536 && p->topk == 0 &&
+                   p->dcp == 1 && p->invalid == 0.0 &&
+                   (p->kv == KVS_KV_BF16 || p->kv == KVS_KV_FP8);
+    return ok ? KVS_OK
+              : err_set(err, KVS_INVALID,
+                        "bench gemm on cuda takes up to 65536 q of len 1 to 65536 inputs, 256 outputs for each "
+                        "of up to %d heads, weights of kv bf16 or fp8, and no batch, topk, dcp or invalid",
+                        KVS_MAX_HEADS);
+}
+
 static kvs_status check_point(const cuda_op *op, const cuda_point *p, kvs_error *err)
 {
     if (op->run != NULL) {
         return check_exchange_point(p, err);
     }
-    if (op->setup == cuda_setup_mha) {
+    if (op->setup == cuda_setup_gemm) {
+        return check_gemm_point(p, err);
+    }
+    if (is_mha(op)) {
         return check_mha_point(p, err);
     }
     const int attn = op->setup == cuda_setup_attn;
@@ -463,7 +497,7 @@ static kvs_status find_op(const char *name, const cuda_op **op, kvs_error *err)
         return KVS_OK;
     }
     return err_set(err, KVS_INVALID,
-                   "bench %.32s has no form for cuda: use attn, index, select, mha, exchange, roof", name);
+                   "bench %.32s has no form for cuda: use attn, index, select, mha, mha_wide, gemm, exchange, roof", name);
 }
 
 static kvs_status refuse_host_only(const kvs_bench_config *c, kvs_error *err)

@@ -90,6 +90,8 @@ kvs_status cuda_setup_dense(cuda_case *c, kvs_error *err); /* attn with topk 0 *
 kvs_status cuda_setup_index(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_select(cuda_case *c, kvs_error *err);
 kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err);
+kvs_status cuda_setup_mha_wide(cuda_case *c, kvs_error *err);
+kvs_status cuda_setup_gemm(cuda_case *c, kvs_error *err);
 
 /* One layer of sparse attention over p->dcp ranks, end to end: times and hands over its rows itself. */
 int cuda_has_layer(const cuda_point *p);

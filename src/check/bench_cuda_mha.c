@@ -1,10 +1,10 @@
 /* bench_cuda_mha.c - attention in its multi-head form on a CUDA device: the last q positions of a context of len, with
- * expanded keys and values of 128 + 64 and 128 dims for each head, all blocks in one call.
+ * expanded keys and values of 128 + 64 and 128 dims for each head (mha_wide: 192 + 64 and 256), all blocks in one call.
  *
  * Keys, values and queries repeat templates of normal values, from which the check takes those of a row. There is one
  * set: it is many times the L2.
  *
- * Work: 2 (192 + 128) operations per head and key attended, keys past a row's own left out. Bytes: expanded keys,
+ * Work: 2 (192 + 128) operations, or 2 (256 + 256), per head and key attended, keys past a row's own left out. Bytes: expanded keys,
  * values and rope parts, queries, outputs and LSE once. The ceiling is the same number of products by a kernel that
  * does nothing else. */
 #include <math.h>
@@ -72,10 +72,12 @@ static kvs_status make_inputs(cuda_case *c, mha_bench *s, kvs_error *err)
     mha_args *a = &s->a;
     const size_t pairs = (size_t)a->n_row * (size_t)a->n_head;
     void *p = NULL;
+    const size_t q_dim = (size_t)bench_mha_q_dim(a);
+    const size_t kv_dim = (size_t)bench_mha_kv_dim(a);
     c->flop = bench_mha_lengths(a, s->len);
-    TRY(put_tiled(c, pairs * Q_DIM * sizeof *s->q, s->q, N_TYPED * sizeof *s->q, &p, err));
+    TRY(put_tiled(c, pairs * q_dim * sizeof *s->q, s->q, N_TYPED * sizeof *s->q, &p, err));
     a->q = p;
-    TRY(put_tiled(c, (size_t)a->n_key * (size_t)a->n_head * KV_DIM * sizeof *s->kv, s->kv,
+    TRY(put_tiled(c, (size_t)a->n_key * (size_t)a->n_head * kv_dim * sizeof *s->kv, s->kv,
                   N_KV * sizeof *s->kv, &p, err));
     a->kv = p;
     TRY(put_tiled(c, (size_t)a->n_key * ROPE * sizeof *s->rope, s->rope, N_TYPED * sizeof *s->rope,
@@ -84,8 +86,8 @@ static kvs_status make_inputs(cuda_case *c, mha_bench *s, kvs_error *err)
     const size_t len_bytes = (size_t)a->n_row * sizeof *s->len;
     TRY(put_tiled(c, len_bytes, s->len, len_bytes, &p, err));
     a->len = p;
-    c->byte = (double)a->n_key * (4.0 * KV_DIM * a->n_head + 2.0 * ROPE) +
-              (double)pairs * (2.0 * Q_DIM + 4.0 * VDIM + 4.0);
+    c->byte = (double)a->n_key * (4.0 * (double)kv_dim * a->n_head + 2.0 * ROPE) +
+              (double)pairs * (2.0 * (double)q_dim + 4.0 * a->v_dim + 4.0);
     return KVS_OK;
 }
 
@@ -94,7 +96,7 @@ static kvs_status make_outputs(cuda_case *c, mha_bench *s, kvs_error *err)
     mha_args *a = &s->a;
     const size_t pairs = (size_t)a->n_row * (size_t)a->n_head;
     void *p = NULL;
-    TRY(cuda_case_alloc(c, pairs * VDIM * sizeof(float), &p, err));
+    TRY(cuda_case_alloc(c, pairs * (size_t)a->v_dim * sizeof(float), &p, err));
     a->out = p;
     TRY(cuda_case_alloc(c, pairs * sizeof(float), &p, err));
     a->lse = p;
@@ -111,8 +113,8 @@ static kvs_status make_outputs(cuda_case *c, mha_bench *s, kvs_error *err)
 /* A (row, head) as a problem of its own on the host. */
 typedef struct pair_work {
     mha_args one;
-    float *kv, out[VDIM], lse;
-    uint16_t *rope, q[Q_DIM];
+    float *kv, out[BENCH_MHA_VDIM], lse;
+    uint16_t *rope, q[BENCH_MHA_NOPE + ROPE];
     int32_t len;
     double *work;
     orc_mha o;
@@ -122,41 +124,33 @@ static void pair_fetch(const mha_bench *s, int32_t row, int32_t head, pair_work 
 {
     const mha_args *a = &s->a;
     const int64_t pair = (int64_t)row * a->n_head + head;
+    const int64_t q_dim = bench_mha_q_dim(a);
+    const int64_t kv_dim = bench_mha_kv_dim(a);
     w->len = s->len[row];
-    for (int64_t d = 0; d < Q_DIM; d++) {
-        w->q[d] = s->q[(pair * Q_DIM + d) % N_TYPED];
+    for (int64_t d = 0; d < q_dim; d++) {
+        w->q[d] = s->q[(pair * q_dim + d) % N_TYPED];
     }
     for (int64_t key = 0; key < w->len; key++) {
-        for (int64_t d = 0; d < KV_DIM; d++) {
-            w->kv[key * KV_DIM + d] = s->kv[((key * a->n_head + head) * KV_DIM + d) % N_KV];
+        for (int64_t d = 0; d < kv_dim; d++) {
+            w->kv[key * kv_dim + d] = s->kv[((key * a->n_head + head) * kv_dim + d) % N_KV];
         }
         for (int64_t d = 0; d < ROPE; d++) {
             w->rope[key * ROPE + d] = s->rope[(key * ROPE + d) % N_TYPED];
         }
     }
-    dev_cuda.get(w->out, a->out + pair * VDIM, sizeof w->out);
+    dev_cuda.get(w->out, a->out + pair * a->v_dim, (size_t)a->v_dim * sizeof *w->out);
     dev_cuda.get(&w->lse, a->lse + pair, sizeof w->lse);
-    w->one = (mha_args){.n_row = 1,
-                        .n_head = 1,
-                        .nope = NOPE,
-                        .v_dim = VDIM,
-                        .type = KVS_DTYPE_BF16,
-                        .q = w->q,
-                        .q_stride_row = Q_DIM,
-                        .q_stride_head = Q_DIM,
-                        .softmax_scale = a->softmax_scale,
-                        .n_key = w->len,
-                        .kv = w->kv,
-                        .kv_stride_key = KV_DIM,
-                        .kv_stride_head = KV_DIM,
-                        .rope = w->rope,
-                        .rope_stride = ROPE,
-                        .len = &w->len,
-                        .first = 1,
-                        .out = w->out,
-                        .out_stride_row = VDIM,
-                        .out_stride_head = VDIM,
-                        .lse = &w->lse};
+    w->one = *a;
+    w->one.n_row = 1;
+    w->one.n_head = 1;
+    w->one.q = w->q;
+    w->one.n_key = w->len;
+    w->one.kv = w->kv;
+    w->one.kv_stride_key = kv_dim;
+    w->one.rope = w->rope;
+    w->one.len = &w->len;
+    w->one.out = w->out;
+    w->one.lse = &w->lse;
 }
 
 static kvs_status compare_pairs(cuda_case *c, check_result *r, kvs_error *err)
@@ -167,7 +161,7 @@ static kvs_status compare_pairs(cuda_case *c, check_result *r, kvs_error *err)
     pair_work *w = mem_calloc(1, sizeof *w);
     const size_t n = (size_t)a->n_key;
     if (w != NULL) {
-        w->kv = mem_alloc_array(n, KV_DIM * sizeof *w->kv, 0);
+        w->kv = mem_alloc_array(n, (size_t)bench_mha_kv_dim(a) * sizeof *w->kv, 0);
         w->rope = mem_alloc_array(n, ROPE * sizeof *w->rope, 0);
         w->work = mem_alloc_array(n, 2 * sizeof *w->work, 0);
     }
@@ -195,7 +189,7 @@ static kvs_status check(cuda_case *c, check_result *r, kvs_error *err)
     const mha_args *a = &s->a;
     const size_t pairs = (size_t)a->n_row * (size_t)a->n_head;
     uint64_t n_nan = 0;
-    dev_cuda.fill(a->out, 0xFF, pairs * VDIM * sizeof(float));
+    dev_cuda.fill(a->out, 0xFF, pairs * (size_t)a->v_dim * sizeof(float));
     dev_cuda.fill(a->lse, 0xFF, pairs * sizeof(float));
     dev_cuda.fill(a->n_nan, 0, sizeof n_nan);
     c->b->kern.mha(a, &c->b->queue);
@@ -215,7 +209,7 @@ static void free_mha(cuda_case *c)
     mem_free(s->len);
 }
 
-kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err)
+static kvs_status setup(cuda_case *c, int32_t wide, kvs_error *err)
 {
     mha_bench *s = mem_calloc(1, sizeof *s);
     if (s == NULL) {
@@ -231,8 +225,18 @@ kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err)
     c->n_set = 1;
     snprintf(c->label, sizeof c->label, "%d of %d h%d", (int)c->p.q, (int)c->p.len,
              (int)c->p.heads);
-    s->a = bench_mha_args(c->p.q, c->p.heads, (int32_t)c->p.len, KVS_DTYPE_BF16);
+    s->a = bench_mha_args(c->p.q, c->p.heads, (int32_t)c->p.len, wide, KVS_DTYPE_BF16);
     TRY(make_templates(c, s, err));
     TRY(make_inputs(c, s, err));
     return make_outputs(c, s, err);
+}
+
+kvs_status cuda_setup_mha(cuda_case *c, kvs_error *err)
+{
+    return setup(c, 0, err);
+}
+
+kvs_status cuda_setup_mha_wide(cuda_case *c, kvs_error *err)
+{
+    return setup(c, 1, err);
 }

@@ -1,9 +1,9 @@
 /* bench_mha.c - attention in its multi-head form: the last q positions of a context of len, with expanded keys and
- * values of 128 + 64 and 128 dims for each head, all blocks in one call.
+ * values of 128 + 64 and 128 dims for each head (mha_wide: 192 + 64 and 256), all blocks in one call.
  *
  * A set is the expanded keys and values of a context; queries and rope parts stay where they are.
  *
- * Work: 2 (192 + 128) operations per head and key attended, keys past a row's own left out. Bytes: expanded keys,
+ * Work: 2 (192 + 128) operations, or 2 (256 + 256), per head and key attended, keys past a row's own left out. Bytes: expanded keys,
  * values and rope parts, queries, outputs and LSE once. */
 #include "check/bench.h"
 
@@ -22,23 +22,34 @@ typedef struct mha_state {
     orc_mha *o; /* [1] */
 } mha_state;
 
-mha_args bench_mha_args(int32_t n_row, int32_t n_head, int32_t n_key, int32_t type)
+int32_t bench_mha_q_dim(const mha_args *a)
 {
-    return (mha_args){.n_row = n_row,
-                      .n_head = n_head,
-                      .nope = NOPE,
-                      .v_dim = VDIM,
-                      .type = type,
-                      .q_stride_row = (int64_t)n_head * Q_DIM,
-                      .q_stride_head = Q_DIM,
-                      .softmax_scale = 1.0f / sqrtf((float)Q_DIM),
-                      .n_key = n_key,
-                      .kv_stride_key = (int64_t)n_head * KV_DIM,
-                      .kv_stride_head = KV_DIM,
-                      .rope_stride = ROPE,
-                      .first = 1,
-                      .out_stride_row = (int64_t)n_head * VDIM,
-                      .out_stride_head = VDIM};
+    return a->nope + ROPE;
+}
+
+int32_t bench_mha_kv_dim(const mha_args *a)
+{
+    return a->nope + a->v_dim;
+}
+
+mha_args bench_mha_args(int32_t n_row, int32_t n_head, int32_t n_key, int32_t wide, int32_t type)
+{
+    mha_args a = {.n_row = n_row,
+                  .n_head = n_head,
+                  .nope = wide ? BENCH_MHA_NOPE : 128,
+                  .v_dim = wide ? BENCH_MHA_VDIM : 128,
+                  .type = type,
+                  .n_key = n_key,
+                  .rope_stride = ROPE,
+                  .first = 1};
+    a.q_stride_head = bench_mha_q_dim(&a);
+    a.q_stride_row = n_head * a.q_stride_head;
+    a.softmax_scale = 1.0f / sqrtf((float)bench_mha_q_dim(&a));
+    a.kv_stride_head = bench_mha_kv_dim(&a);
+    a.kv_stride_key = n_head * a.kv_stride_head;
+    a.out_stride_head = a.v_dim;
+    a.out_stride_row = (int64_t)n_head * a.v_dim;
+    return a;
 }
 
 double bench_mha_lengths(const mha_args *a, int32_t *len)
@@ -48,7 +59,7 @@ double bench_mha_lengths(const mha_args *a, int32_t *len)
         len[row] = a->n_key - a->n_row + 1 + row;
         n_key += len[row];
     }
-    return 2.0 * (Q_DIM + VDIM) * a->n_head * n_key;
+    return 2.0 * (bench_mha_q_dim(a) + a->v_dim) * a->n_head * n_key;
 }
 
 static kvs_status call_mha(bench_case *c, int32_t set, kvs_error *err)
@@ -75,10 +86,11 @@ static kvs_status check_mha(bench_case *c, check_result *r, kvs_error *err)
         mha_args one = *a; /* the pair as a problem of its own */
         one.n_row = 1;
         one.n_head = 1;
-        one.q = (const uint8_t *)a->q + pair * Q_DIM * (a->type == KVS_DTYPE_F32 ? 4 : 2);
-        one.kv = s->kv + head * KV_DIM;
+        one.q =
+            (const uint8_t *)a->q + pair * bench_mha_q_dim(a) * (a->type == KVS_DTYPE_F32 ? 4 : 2);
+        one.kv = s->kv + head * bench_mha_kv_dim(a);
         one.len = a->len + row;
-        one.out = a->out + pair * VDIM;
+        one.out = a->out + pair * a->v_dim;
         one.lse = a->lse + pair;
         orc_mha_head(&one, 0, 0, NULL, -INFINITY, s->work, s->o);
         mha_compare_head(&one, &e, 0, 0, &v, r);
@@ -115,7 +127,7 @@ static kvs_status make_rest(bench_case *c, mha_state *s, kvs_error *err)
     mha_args *a = &s->a;
     const int64_t pairs = (int64_t)a->n_row * a->n_head;
     void *p = NULL;
-    TRY(make_typed(c, a->type, pairs * Q_DIM, 1.5f, &p, err));
+    TRY(make_typed(c, a->type, pairs * bench_mha_q_dim(a), 1.5f, &p, err));
     a->q = p;
     TRY(make_typed(c, a->type, (int64_t)a->n_key * ROPE, 1.0f, &p, err));
     a->rope = p;
@@ -123,7 +135,7 @@ static kvs_status make_rest(bench_case *c, mha_state *s, kvs_error *err)
     int32_t *len = p;
     a->len = len;
     c->flop = bench_mha_lengths(a, len);
-    TRY(bench_alloc(c, (size_t)pairs * VDIM * sizeof(float), &p, err));
+    TRY(bench_alloc(c, (size_t)pairs * (size_t)a->v_dim * sizeof(float), &p, err));
     a->out = p;
     TRY(bench_alloc(c, (size_t)pairs * sizeof(float), &p, err));
     a->lse = p;
@@ -135,13 +147,12 @@ static kvs_status make_rest(bench_case *c, mha_state *s, kvs_error *err)
                       &a->scratch_bytes, err));
     const double elem = a->type == KVS_DTYPE_F32 ? 4.0 : 2.0;
     c->byte = (double)c->set_bytes + elem * ROPE * a->n_key +
-              (double)pairs * (elem * Q_DIM + 4.0 * VDIM + 4.0);
+              (double)pairs * (elem * bench_mha_q_dim(a) + 4.0 * a->v_dim + 4.0);
     return KVS_OK;
 }
 
-static kvs_status setup_mha(bench_case *c, int32_t i_label, kvs_error *err)
+static kvs_status setup(bench_case *c, int32_t wide, kvs_error *err)
 {
-    (void)i_label;
     const int32_t kv = c->p.kv;
     if (kv != KVS_KV_F32 && kv != KVS_KV_BF16) {
         return bench_skip(c, "keys and values are rounded to bf16, or not: kv bf16 or f32");
@@ -157,25 +168,52 @@ static kvs_status setup_mha(bench_case *c, int32_t i_label, kvs_error *err)
     c->kv = kv_fmt_name(kv);
     c->call = call_mha;
     c->check = check_mha;
-    s->a = bench_mha_args(c->p.q, c->p.heads, (int32_t)c->p.len,
+    s->a = bench_mha_args(c->p.q, c->p.heads, (int32_t)c->p.len, wide,
                           kv == KVS_KV_F32 ? KVS_DTYPE_F32 : KVS_DTYPE_BF16);
-    c->set_bytes = (size_t)c->p.len * (size_t)c->p.heads * KV_DIM * sizeof(float);
+    c->set_bytes =
+        (size_t)c->p.len * (size_t)c->p.heads * (size_t)bench_mha_kv_dim(&s->a) * sizeof(float);
     c->n_set = bench_n_set(c, c->set_bytes);
     TRY(make_keys(c, s, err));
     return make_rest(c, s, err);
 }
 
+static kvs_status setup_mha(bench_case *c, int32_t i_label, kvs_error *err)
+{
+    (void)i_label;
+    return setup(c, 0, err);
+}
+
+static kvs_status setup_wide(bench_case *c, int32_t i_label, kvs_error *err)
+{
+    (void)i_label;
+    return setup(c, 1, err);
+}
+
 static const int64_t k_types[] = {KVS_KV_BF16, KVS_KV_F32};
+
+#define AXES                                                                                       \
+    (KVS_BENCH_Q | KVS_BENCH_HEADS | KVS_BENCH_LEN | KVS_BENCH_KV | KVS_BENCH_KERNELS |            \
+     KVS_BENCH_POOL | KVS_BENCH_THREADS)
 
 const bench_op bench_mha_op = {
     .pub = {.name = "mha",
             .about = "the last q positions of a context of len in the multi-head form of "
                      "attention, keys and values "
                      "of the type kv (bf16, f32). Own grid: 16 heads, 256 of 2048 positions",
-            .axes = KVS_BENCH_Q | KVS_BENCH_HEADS | KVS_BENCH_LEN | KVS_BENCH_KV |
-                    KVS_BENCH_KERNELS | KVS_BENCH_POOL | KVS_BENCH_THREADS},
+            .axes = AXES},
     .op = KERN_OP_mha,
     .def = {.batch = 1, .q = 256, .heads = 16, .len = 2048, .dcp = 1, .kv = KVS_KV_BF16},
     .kv = {k_types, 2},
     .setup = setup_mha,
+};
+
+const bench_op bench_mha_wide_op = {
+    .pub = {.name = "mha_wide",
+            .about = "mha with keys of 192 + 64 dims and values of 256, not 128 + 64 and 128. Own "
+                     "grid: 8 heads, 256 of 2048 positions",
+            .axes = AXES},
+    .op = KERN_OP_mha,
+    .def = {.batch = 1, .q = 256, .heads = 8, .len = 2048, .dcp = 1, .kv = KVS_KV_BF16},
+    .kv = {k_types, 2},
+    .setup = setup_wide,
 };

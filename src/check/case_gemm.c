@@ -1,7 +1,8 @@
 /* case_gemm.c - cases of products with a weight matrix.
  *
  * Bound of one output: n products in a sum in f32: (sqrt(n) + 2) u sum |x w|, u = 2^-24, + half a
- * unit in the last place of the result. Products of bf16 values are exact in f32. Variants whose
+ * unit in the last place of the result. Where a variant's sums do not round to nearest, its own factor
+ * (kern_variant.key_u) times n stands for sqrt(n). Products of bf16 values are exact in f32. Variants whose
  * products flush subnormal numbers also lose the terms that have a subnormal operand, and less than
  * the smallest normal number per term. Weights are decoded by the oracle's own tables.
  */
@@ -314,8 +315,8 @@ static void compare_value(const gemm_args *a, const gemm_want *g, coord at, floa
         return; /* an infinity met a subnormal number that counted as 0 */
     }
     const double flush = v->bf16 ? g->flushed + n * 0x1p-126 : 0.0;
-    const double tol =
-        (sqrt(n) + 2.0) * u * g->terms + half_ulp_f32(g->value) + n * 0x1p-149 + flush;
+    const double tol = (fmax(sqrt(n), v->key_u * n) + 2.0) * u * g->terms + half_ulp_f32(g->value) +
+                       n * 0x1p-149 + flush;
     cmp_near(r, at, y, g->value, tol);
 }
 

@@ -32,6 +32,11 @@ static const mha_shape g_blocks[] = {
     {24, 2, 24, 40, 1100, {1100, 512, 513, 0, 1024, 1025, 700, -1}},
     {70, 1, 64, 128, 1537, {1537, 1536, 1535, 511, 1, -1}},
     {9, 3, 40, 24, 1024, {-1}},
+    /* more than 128 dims */
+    {150, 2, 192, 256, 1100, {-1}},
+    {5, 2, 192, 256, 200, {200, 63, 64, 65, 128, -1}},
+    {70, 1, 130, 8, 1100, {1100, 512, 513, 0, 1024, 1025, 700, -1}},
+    {33, 2, 12, 250, 600, {-1}},
 };
 enum { N_BLOCK = sizeof g_blocks / sizeof *g_blocks };
 
@@ -62,7 +67,9 @@ static void mha_past_len(check_case *k, int32_t index)
     static const int32_t cuts[] = {63, 64, 65, 1, 30, 127};
     const int32_t before = index % 4 < 2 ? 0 : MHA_BLOCK;
     const int32_t cut = before + cuts[index % 6];
-    const mha_shape s = {37, 2, 24, 40, before + 140, {cut, cut / 2, 0, cut + 10, cut - 1, -1}};
+    const int32_t v_dim = index % 3 == 1 ? 140 : 40;
+    const mha_shape s = {
+        37, 2, 24, v_dim, before + 140, {cut, cut / 2, 0, cut + 10, cut - 1, -1}};
     mha_new(k, &s, type_of(index + index / 6), index % 3 == 0);
     mha_poison_keys(k, cut);
     mha_finish(k);
@@ -77,8 +84,9 @@ static void mha_alone(check_case *k, int32_t index)
         {19, 2, 33, 17, 512, {512, 511, 449, 448, 447, -1}},
         {21, 2, 24, 40, 1100, {1100, 512, 513, 0, 1024, 1025, 700, -1}},
         {150, 1, 128, 128, 700, {-1}},
+        {40, 2, 192, 256, 700, {700, 512, 513, 1, 64, 65, 0, -1}},
     };
-    mha_new(k, &shapes[index % 6], type_of(index + index / 6), index % 3 != 1);
+    mha_new(k, &shapes[index % 7], type_of(index + index / 7), index % 3 != 1);
     mha_second(k);
     mha_finish(k);
 }
@@ -114,8 +122,9 @@ static void mha_parts(check_case *k, int32_t index)
         {150, 2, 128, 128, 1300, {-1}},
         {40, 3, 24, 40, 2000, {2000, 512, 513, 0, 1024, 1025, 700, 1}},
         {70, 1, 128, 64, 1024, {1024, 1023, 512, -1}},
+        {140, 1, 192, 256, 1100, {-1}},
     };
-    const mha_args *a = mha_new(k, &shapes[index % 3], type_of(index + index / 3), index % 4 < 2);
+    const mha_args *a = mha_new(k, &shapes[index % 4], type_of(index + index / 4), index % 8 < 4);
     int32_t *len = case_buf(k, "len of parts", BUF_IN, EL_I32, 2 * (int64_t)a->n_row, 0);
     for (int32_t row = 0; row < a->n_row && !k->failed; row++) {
         len[row] = a->len[row];
@@ -153,7 +162,7 @@ static void mha_parts_run(const kern_table *t, check_case *k, dev_queue *q)
 static void mha_huge(check_case *k, int32_t index)
 {
     static const float factors[] = {3e2f, 1e4f, -1e4f, 1e15f, 1e30f, -1e30f};
-    const mha_shape s = {18, 2, 40, 24, 150, {150, 149, 70, -1}};
+    const mha_shape s = {18, 2, index % 4 == 2 ? 150 : 40, 24, 150, {150, 149, 70, -1}};
     mha_args *a = mha_new(k, &s, type_of(index), index % 3 == 0);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
@@ -179,8 +188,9 @@ static void mha_nan(check_case *k, int32_t index)
     static const mha_shape shapes[] = {
         {35, 3, 40, 24, 100, {100, 20, 50, 70, 0, -1}},
         {35, 3, 40, 24, 1300, {1300, 20, 550, 700, 0, 1024, 61, -1}},
+        {35, 3, 160, 200, 1300, {1300, 20, 550, 700, 0, 1024, 61, -1}},
     };
-    mha_args *a = mha_new(k, &shapes[index / 2 % 2], type_of(index), index / 4 % 2 == 0);
+    mha_args *a = mha_new(k, &shapes[index / 2 % 3], type_of(index), index / 6 % 2 == 0);
     float *kv = (float *)a->kv;
     if (!k->failed) {
         kv[60 * a->kv_stride_key + 3] = NAN;                                         /* head 0 */
@@ -201,7 +211,8 @@ static void mha_nan(check_case *k, int32_t index)
 static void mha_inf(check_case *k, int32_t index)
 {
     const int32_t more = index / 2 % 2 * 600;
-    const mha_shape s = {35, 2, 40, 24, 100 + more, {100 + more, 20, 50, 70 + more, -1}};
+    const int32_t v_dim = index % 8 == 6 ? 150 : 24;
+    const mha_shape s = {35, 2, 40, v_dim, 100 + more, {100 + more, 20, 50, 70 + more, -1}};
     mha_args *a = mha_new(k, &s, type_of(index), index % 4 < 2);
     float *kv = (float *)a->kv;
     for (int64_t key = 15; key < a->n_key && !k->failed; key += 12) {
@@ -231,14 +242,14 @@ static const check_class g_classes[] = {
      0, mha_odd_lengths, NULL, mha_compare},
     {"past length", "a key outside a row's bound cannot touch that row even if it holds NaN", 12, 6, 0,
      mha_past_len, NULL, mha_compare},
-    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 12, 6,
+    {"alone", "the result of (row, head) depends on that row, that head and its keys only", 14, 7,
      CLASS_ORDER, mha_alone, mha_alone_run, mha_compare},
-    {"parts", "a call of many blocks leaves the bits of as many calls of one", 12, 6, CLASS_ORDER, mha_parts,
+    {"parts", "a call of many blocks leaves the bits of as many calls of one", 16, 8, CLASS_ORDER, mha_parts,
      mha_parts_run, mha_compare},
     {"huge logits", NULL, 12, 6, 0, mha_huge, NULL, mha_compare},
-    {"nan", "a NaN drops the block and is counted; no NaN crosses an interface", 8, 8, 0, mha_nan, NULL,
+    {"nan", "a NaN drops the block and is counted; no NaN crosses an interface", 12, 12, 0, mha_nan, NULL,
      mha_compare},
-    {"inf", "no infinity crosses an interface but the lse -inf", 8, 4, 0, mha_inf, NULL, mha_compare},
+    {"inf", "no infinity crosses an interface but the lse -inf", 8, 8, 0, mha_inf, NULL, mha_compare},
 };
 
 const check_op check_mha_op = {

@@ -30,6 +30,9 @@ size_t attn_scratch_sm90_det(const attn_args *a, const dev_queue *q);
 /* mha_sm90.cu */
 void mha_sm90(const mha_args *a, dev_queue *q);
 size_t mha_scratch_sm90(const mha_args *a, const dev_queue *q);
+/* gemm_sm90.cu */
+void gemm_sm90(const gemm_args *a, dev_queue *q);
+size_t gemm_scratch_sm90(const gemm_args *a, const dev_queue *q);
 /* merge.cu */
 void merge_sm90(const merge_args *a, dev_queue *q);
 /* quant.cu */
@@ -60,6 +63,7 @@ const char *localise_refuses_sm90(const void *args);
 const char *attn_refuses_sm90(const void *args);
 const char *attn_det_refuses_sm90(const void *args);
 const char *mha_refuses_sm90(const void *args);
+const char *gemm_refuses_sm90(const void *args);
 const char *merge_refuses_sm90(const void *args);
 const char *quant_q_refuses_sm90(const void *args);
 const char *index_quant_refuses_sm90(const void *args);

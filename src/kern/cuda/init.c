@@ -7,7 +7,8 @@
  * is aligned to the largest and cut two bits below its last place (at most 2^-25 of the largest), and the
  * sum is cut to f32 (at most 2^-23 of it). With partial sums that grow evenly that is, of 36 steps over 576
  * values, (17/2 + 2) 36 / 2 = 189 units of 2^-24 of the largest partial sum, which the product of the norms
- * bounds; over n keys in steps of 16 it is (17/2 + 2) / 32 n, about n / 3. A score of mha has 12 steps: 63.
+ * bounds; over n keys in steps of 16 it is (17/2 + 2) / 32 n, about n / 3. A score of mha has up to 16 steps
+ * (192 dims and the rope part): 84. A product over n_in is a sum like one over keys.
  *
  * Values of fp8_ds_mla rows are fp16 in the sparse kernels, multiples of 2^-24: what a tile's scale makes smaller
  * than 2^-14 loses bits. */
@@ -42,6 +43,7 @@ SM90_APPLY_SCRATCH(topk)
 SM90_APPLY_SCRATCH(topk_merge)
 SM90_APPLY_SCRATCH(localise)
 SM90_APPLY_SCRATCH(mha)
+SM90_APPLY_SCRATCH(gemm)
 static void apply_attn(kern_table *t)
 {
     t->attn = attn_sm90;
@@ -61,7 +63,8 @@ static const kern_variant g_variants[] = {
     /* the last of an op is the one in use unless another is asked for */
     {KERN_OP_attn, "sm90_det", 0, apply_attn_det, KERN_CUDA, 0, attn_det_refuses_sm90, 189, 0.34f, 0x1p-24f},
     {KERN_OP_attn, "sm90", 0, apply_attn, KERN_CUDA, KERN_FREE_ORDER, attn_refuses_sm90, 189, 0.34f, 0x1p-24f},
-    {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, mha_refuses_sm90, 63, 0.34f, 0},
+    {KERN_OP_mha, "sm90", 0, apply_mha, KERN_CUDA, 0, mha_refuses_sm90, 84, 0.34f, 0},
+    {KERN_OP_gemm, "sm90", 0, apply_gemm, KERN_CUDA, 0, gemm_refuses_sm90, 0, 0.34f, 0},
     SM90_EXACT(merge),    SM90_EXACT(quant_q),     SM90_EXACT(index_quant),
     SM90_EXACT(kv_write), SM90_EXACT(index_write), SM90_EXACT(gather),
     SM90_EXACT(topk_merge), SM90_EXACT(topk),     SM90_EXACT(localise),

@@ -1,10 +1,12 @@
 /* mha_sm90.cuh - multi-head attention on sm_90a: what its two kernels share. mha_pack.cu rounds keys and values to
  * bf16 and lays them out as tiles, mha_sm90.cu attends the tiles.
  *
- * A tile is MHA_STEP keys of one head, as the products read it: columns of 64 dims, rows of 128 bytes, swizzled
- * (wgmma_tile). Keys: two columns [128 keys][64 dims], and a third, the rope part, which all heads share and
- * which is kept once. Values: [2 x 64 keys][two columns][64 keys][64 dims]. Dims beyond nope and v_dim, and keys
- * beyond n_key, are zeros. So a plain bulk copy brings a tile, whatever the strides of the args.
+ * A tile is STEP keys of one head, as the products read it: columns of 64 dims, rows of 128 bytes, swizzled
+ * (wgmma_tile). Keys: columns [STEP keys][64 dims], and one more, the rope part, which all heads share and which
+ * is kept once. Values: for each 64 keys, columns [64 keys][64 dims]. Dims beyond nope and v_dim, and keys beyond
+ * n_key, are zeros. So a plain bulk copy brings a tile, whatever the strides of the args.
+ *
+ * Sizes come in two forms: up to 128 dims without rope and 128 of values, and up to 192 and 256.
  *
  * A weight of 0 does not stop NaN. A key with a value that is not finite becomes zeros here; the first of each
  * block is told, and whoever attends it loses the block, as it would have by that value.
@@ -18,14 +20,27 @@
 #include "kern/mha.h"
 
 enum {
-    MHA_STEP = 128, /* keys of a tile                                       */
-    MHA_ROWS = 128, /* query rows of a unit, 64 of each group of consumers  */
-    MHA_DIM = 128,  /* nope and v_dim, filled up                            */
-    MHA_ROPE = 64,
-    MHA_BLOCK_TILES = MHA_BLOCK / MHA_STEP,
-    MHA_HEAD_BYTES = MHA_STEP * MHA_DIM * 2, /* of a tile's keys without rope, and of its values  */
-    MHA_ROPE_BYTES = MHA_STEP * MHA_ROPE * 2
+    MHA_ROWS = 128, /* query rows of a unit, 64 of each group of consumers */
+    MHA_ROPE = 64
 };
+
+/* Keys of a tile, dims without rope and of values, both filled up to multiples of 64. */
+template <int STEP_, int NOPE_, int VDIM_> struct mha_form {
+    enum {
+        STEP = STEP_,
+        NOPE = NOPE_,
+        VDIM = VDIM_,
+        BLOCK_TILES = MHA_BLOCK / STEP,
+        KEY_COL = STEP * 128,         /* bytes of a column of keys              */
+        HEAD_BYTES = STEP * NOPE * 2, /* of a tile's keys without rope          */
+        ROPE_BYTES = STEP * MHA_ROPE * 2,
+        KEY_BYTES = HEAD_BYTES + ROPE_BYTES,
+        VALUE_BYTES = STEP * VDIM * 2,
+        TILE_BYTES = HEAD_BYTES + VALUE_BYTES
+    };
+};
+typedef mha_form<128, 128, 128> mha_narrow;
+typedef mha_form<64, 192, 256> mha_wide;
 
 /* What a block of a head holds: the first key with a value that is not finite, or MHA_BLOCK, and MHA_WILD where a
  * number is not finite or so large that a score or a sum might be none. */
@@ -37,7 +52,7 @@ typedef struct mha_params {
     int32_t first;
     const uint16_t *q;
     int64_t q_stride_row, q_stride_head;
-    int32_t q_wide;   /* rows of q are 24 pieces of 16 bytes */
+    int32_t q_wide;   /* rows of q are pieces of 16 bytes    */
     float scale_log2; /* of scores, base 2                   */
     const float *kv;
     int64_t kv_stride_key, kv_stride_head;
@@ -71,6 +86,7 @@ static __device__ __forceinline__ uint32_t mha_piece(int r, int c)
     return (uint32_t)(r * 128 + ((c ^ (r & 7)) << 4));
 }
 
-cudaError_t mha_pack_launch(const mha_params &p, cudaStream_t stream);
+/* The whole of n_key keys. */
+template <class F> cudaError_t mha_pack_launch(const mha_params &p, cudaStream_t stream);
 
 #endif

@@ -37,7 +37,7 @@ static void what_does_not_go_with_a_device_is_a_usage_error(void **state)
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--comm", "--op", "merge"), 2, "--comm");
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--bench"), 2, "--bench");
     prog_expect(RUN_ENV(hidden, "check", "--device", "cuda", "--cpu", "avx2"), 2, "--cpu");
-    prog_expect(RUN_ENV(hidden, "bench", "gemm", "--device", "cuda"), 2, "use attn, index, select");
+    prog_expect(RUN_ENV(hidden, "bench", "write", "--device", "cuda"), 2, "use attn, index, select");
     prog_expect(RUN_ENV(hidden, "bench", "attn", "--device", "cuda", "--warm"), 2, "warm");
     prog_expect(RUN_ENV(hidden, "bench", "attn", "--device", "cuda", "--deterministic"), 2,
                 "--kernels attn=");

@@ -301,6 +301,18 @@ static void the_multi_head_form_counts_keys_that_rows_attend(void **state)
         assert_close(s.row[i].gflop * 1e9, 2 * 320 * (3 * len - 3));
         assert_close(s.row[i].gbyte * 1e9, len * (256 * 4 + 64 * size) + 3 * (192 * size + 128 * 4 + 4));
     }
+    c.op = "mha_wide";
+    s.n = 0;
+    run(&c);
+    assert_int_equal(s.n, 4);
+    check_rows(&s);
+    for (int i = 0; i < 4; i++) {
+        const double len = i % 2 == 0 ? 3 : 700;
+        const double size = i / 2 == 0 ? 2 : 4;
+        assert_close(s.row[i].gflop * 1e9, 2 * 512 * (3 * len - 3));
+        assert_close(s.row[i].gbyte * 1e9, len * (448 * 4 + 64 * size) + 3 * (256 * size + 256 * 4 + 4));
+    }
+    c.op = "mha";
     assert_int_equal(kern_init(&g_heads_right, 0, NULL, NULL), KVS_OK);
     kern_table broken = g_heads_right;
     broken.mha = wrong_mha;

@@ -330,6 +330,18 @@ static void the_multi_head_form_is_timed_and_checked(void **state)
     assert_string_equal(x.last.ceiling_kind, "products");
     assert_true(fabs(x.last.share * x.last.ceiling - x.last.flop_per_s) <= 1e-9 * x.last.flop_per_s);
     nothing_is_left();
+    c = bench_config("mha_wide", &x);
+    c.q = (kvs_bench_axis){q, 1};
+    c.heads = (kvs_bench_axis){heads, 1};
+    c.len = (kvs_bench_axis){len, 2};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_OK);
+    assert_int_equal(x.n, 2);
+    assert_true(fabs(x.gflop[1] - 1e-9 * 2 * 512 * 2 * (596 + 597 + 598 + 599 + 600)) < 1e-12);
+    nothing_is_left();
+    c = bench_config("mha", &x);
+    c.q = (kvs_bench_axis){q, 1};
+    c.heads = (kvs_bench_axis){heads, 1};
+    c.len = (kvs_bench_axis){len, 2};
     c.batch = (kvs_bench_axis){two, 1};
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
     assert_non_null(strstr(err.text, "no batch, topk"));
@@ -340,6 +352,37 @@ static void the_multi_head_form_is_timed_and_checked(void **state)
     nothing_is_left();
 }
 
+static void products_are_timed_and_checked(void **state)
+{
+    (void)state;
+    static const int64_t q[] = {3, 9};
+    static const int64_t heads[] = {2};
+    static const int64_t len[] = {200};
+    static const int64_t kv[] = {KVS_KV_BF16, KVS_KV_FP8};
+    rows x;
+    kvs_error err;
+    kvs_bench_config c = bench_config("gemm", &x);
+    c.q = (kvs_bench_axis){q, 2};
+    c.heads = (kvs_bench_axis){heads, 1};
+    c.len = (kvs_bench_axis){len, 1};
+    c.kv = (kvs_bench_axis){kv, 2};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_OK);
+    assert_int_equal(x.n, 4);
+    assert_string_equal(x.name[1], "9 x 512x200");
+    assert_true(fabs(x.gflop[0] - 1e-9 * 2 * 3 * 512 * 200) < 1e-12);
+    assert_true(fabs(x.last.gbyte - 1e-9 * (9 * 200 * 2 + 512 * 200 + 4 * 4 * 2 + 9 * 512 * 4)) < 1e-12);
+    assert_string_equal(x.last.ceiling_kind, "products");
+    nothing_is_left();
+    fake.wrong = 1;
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INTERNAL);
+    assert_non_null(strstr(err.text, "4 of 4 rows are wrong"));
+    nothing_is_left();
+    c.len = (kvs_bench_axis){q, 0};
+    c.batch = (kvs_bench_axis){heads, 1};
+    assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
+    assert_non_null(strstr(err.text, "no batch, topk"));
+}
+
 static void bench_refusals_say_what_would_work(void **state)
 {
     (void)state;
@@ -347,9 +390,9 @@ static void bench_refusals_say_what_would_work(void **state)
     static const int64_t two[] = {2};
     rows x;
     kvs_error err;
-    kvs_bench_config c = bench_config("gemm", &x);
+    kvs_bench_config c = bench_config("write", &x);
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
-    assert_non_null(strstr(err.text, "use attn, index, select, mha, exchange, roof"));
+    assert_non_null(strstr(err.text, "use attn, index, select, mha, mha_wide, gemm, exchange, roof"));
     c = bench_config("attn", &x);
     c.warm = 1;
     assert_int_equal(kvs_bench_run(&c, &err), KVS_INVALID);
@@ -384,6 +427,7 @@ int main(void)
         cmocka_unit_test_setup(sparse_attention_is_timed_and_checked, reset),
         cmocka_unit_test_setup(scores_and_selection_are_timed_and_checked, reset),
         cmocka_unit_test_setup(the_multi_head_form_is_timed_and_checked, reset),
+        cmocka_unit_test_setup(products_are_timed_and_checked, reset),
         cmocka_unit_test_setup(bench_refusals_say_what_would_work, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

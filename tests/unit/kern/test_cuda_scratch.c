@@ -72,9 +72,9 @@ static void attention_never_asks_for_more_with_fewer_rows(void **state)
             }
 }
 
-static size_t heads_scratch(int32_t n_key, int32_t n_head)
+static size_t heads_scratch(int32_t n_key, int32_t n_head, int32_t nope, int32_t v_dim)
 {
-    const mha_args a = {.n_row = 1, .n_head = n_head, .nope = 128, .v_dim = 128, .n_key = n_key};
+    const mha_args a = {.n_row = 1, .n_head = n_head, .nope = nope, .v_dim = v_dim, .n_key = n_key};
     const dev_queue q = {.n_sm = 132};
     return mha_scratch_sm90(&a, &q);
 }
@@ -83,13 +83,15 @@ static void the_multi_head_form_never_asks_for_more_with_fewer_keys_or_heads(voi
 {
     (void)state;
     static const int32_t heads[] = {1, 2, 16, 128};
-    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+    static const int32_t dims[][2] = {{128, 128}, {192, 256}, {129, 8}, {8, 129}};
+    for (size_t i = 0; i < 4 * sizeof heads / sizeof heads[0]; i++) {
+        const int32_t n_head = heads[i / 4], nope = dims[i % 4][0], v_dim = dims[i % 4][1];
         size_t before = 0;
         for (int32_t n_key = 0; n_key <= 3000; n_key++) {
-            const size_t b = heads_scratch(n_key, heads[i]);
-            assert_true(b >= before && b >= heads_scratch(n_key, 1));
+            const size_t b = heads_scratch(n_key, n_head, nope, v_dim);
+            assert_true(b >= before && b >= heads_scratch(n_key, 1, nope, v_dim));
             /* keys and values of every head, and the rope part, in bf16 */
-            assert_true(b >= (size_t)n_key * ((size_t)heads[i] * 256 + 64) * 2);
+            assert_true(b >= (size_t)n_key * ((size_t)n_head * (size_t)(nope + v_dim) + 64) * 2);
             before = b;
         }
     }
