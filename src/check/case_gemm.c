@@ -56,32 +56,41 @@ static float scale_random(rng *r)
     return gen_pick(r, 4) == 0 ? s : s * (1.0f + (float)gen_pick(r, 4096) / 4096.0f);
 }
 
-/* Buffers with gaps behind every row; rows are filled, gaps stay NaN. */
+/* n, or the next multiple of 8: where kernels take pieces of 16 bytes. */
+static int64_t upto(int64_t n, int wide)
+{
+    return wide ? (n + 7) / 8 * 8 : n;
+}
+
+/* Buffers with gaps behind every row; rows are filled, gaps stay NaN. Of weights, inputs and results one in two is wide:
+ * all its rows and batches begin at multiples of 16 bytes (of codes, of 8). */
 static gemm_args *gemm_new(check_case *k, const gemm_shape *s)
 {
     rng *r = &k->r;
+    const int w_wide = gen_pick(r, 2), x_wide = gen_pick(r, 2), y_wide = gen_pick(r, 2);
     gemm_args *a = case_alloc(k, 1, sizeof *a);
     gemm_mat *w = &a->w;
     const int32_t size = weight_size(s->type);
     w->type = s->type;
     w->n_out = s->n_out;
     w->n_in = s->n_in;
-    w->stride = s->n_in + gen_pick(r, 9);
+    w->stride = upto(s->n_in + gen_pick(r, 9), w_wide);
     w->row0 = s->row0;
     w->col0 = s->col0;
     a->n_row = s->n_row;
     a->n_batch = s->n_batch;
-    a->x_stride = s->n_in + gen_pick(r, 9);
-    a->y_stride = s->n_out + 1 + gen_pick(r, 4);
-    a->w_batch = s->n_out * w->stride + gen_pick(r, 5);
-    a->x_batch = s->n_row * a->x_stride + gen_pick(r, 5);
-    a->y_batch = s->n_row * a->y_stride + gen_pick(r, 5);
+    a->x_stride = upto(s->n_in + gen_pick(r, 9), x_wide);
+    a->y_stride = upto(s->n_out + 1 + gen_pick(r, 4), y_wide);
+    a->w_batch = upto(s->n_out * w->stride + gen_pick(r, 5), w_wide);
+    a->x_batch = upto(s->n_row * a->x_stride + gen_pick(r, 5), x_wide);
+    a->y_batch = upto(s->n_row * a->y_stride + gen_pick(r, 5), y_wide);
     const check_elem el_w = size == 4 ? EL_F32 : size == 2 ? EL_U16 : EL_U8;
     uint8_t *data =
-        case_buf(k, "w", BUF_IN, el_w, s->n_batch * a->w_batch + w->stride, gen_pick(r, 5));
+        case_buf(k, "w", BUF_IN, el_w, s->n_batch * a->w_batch + w->stride, w_wide ? 0 : gen_pick(r, 5));
     void *x = case_buf(k, "x", BUF_IN, size == 4 ? EL_F32 : EL_U16,
-                       s->n_batch * a->x_batch + a->x_stride, gen_pick(r, 5));
-    a->y = case_buf(k, "y", BUF_OUT, EL_F32, s->n_batch * a->y_batch + a->y_stride, gen_pick(r, 5));
+                       s->n_batch * a->x_batch + a->x_stride, x_wide ? 0 : gen_pick(r, 5));
+    a->y = case_buf(k, "y", BUF_OUT, EL_F32, s->n_batch * a->y_batch + a->y_stride,
+                    y_wide ? 0 : gen_pick(r, 5));
     w->data = data;
     a->x = x;
     k->args = a;

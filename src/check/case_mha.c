@@ -41,13 +41,32 @@ static check_elem elem_of(int32_t type)
     return type == KVS_DTYPE_F32 ? EL_F32 : EL_U16;
 }
 
+/* Where elements of a row begin: anywhere, or (wide, one buffer in two) at multiples of 8, in which kernels read and
+ * write 16 bytes at a time. */
+typedef struct place {
+    int wide;
+    int32_t skew;
+} place;
+
+static place place_pick(rng *r)
+{
+    const int wide = gen_pick(r, 2);
+    return (place){wide, wide ? 0 : gen_pick(r, 3)};
+}
+
+static int64_t place_stride(place p, int64_t n)
+{
+    return p.wide ? (n + 7) / 8 * 8 : n;
+}
+
 static void new_queries(check_case *k, mha_args *a)
 {
     rng *r = &k->r;
+    const place at = place_pick(r);
     const int32_t dim = a->nope + ROPE;
-    a->q_stride_head = dim + gen_pick(r, 4);
-    a->q_stride_row = a->q_stride_head * a->n_head + gen_pick(r, 9);
-    void *q = case_buf(k, "q", BUF_IN, elem_of(a->type), a->n_row * a->q_stride_row, gen_pick(r, 3));
+    a->q_stride_head = place_stride(at, dim + gen_pick(r, 4));
+    a->q_stride_row = place_stride(at, a->q_stride_head * a->n_head + gen_pick(r, 9));
+    void *q = case_buf(k, "q", BUF_IN, elem_of(a->type), a->n_row * a->q_stride_row, at.skew);
     for (int64_t row = 0; row < a->n_row && !k->failed; row++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             const float sigma = (row + head) % 4 == 3 ? 6.0f : 1.5f; /* some rows are peaked */
@@ -62,11 +81,12 @@ static void new_keys(check_case *k, mha_args *a)
 {
     rng *r = &k->r;
     const int32_t width = a->nope + a->v_dim;
-    a->kv_stride_head = width + gen_pick(r, 3);
-    a->kv_stride_key = a->kv_stride_head * a->n_head + gen_pick(r, 9);
-    a->rope_stride = ROPE + gen_pick(r, 9);
-    float *kv = case_buf(k, "kv", BUF_IN, EL_F32, a->n_key * a->kv_stride_key, gen_pick(r, 3));
-    void *rope = case_buf(k, "rope", BUF_IN, elem_of(a->type), a->n_key * a->rope_stride, gen_pick(r, 3));
+    const place kv_at = place_pick(r), rope_at = place_pick(r);
+    a->kv_stride_head = place_stride(kv_at, width + gen_pick(r, 3));
+    a->kv_stride_key = place_stride(kv_at, a->kv_stride_head * a->n_head + gen_pick(r, 9));
+    a->rope_stride = place_stride(rope_at, ROPE + gen_pick(r, 9));
+    float *kv = case_buf(k, "kv", BUF_IN, EL_F32, a->n_key * a->kv_stride_key, kv_at.skew);
+    void *rope = case_buf(k, "rope", BUF_IN, elem_of(a->type), a->n_key * a->rope_stride, rope_at.skew);
     for (int64_t key = 0; key < a->n_key && !k->failed; key++) {
         for (int64_t head = 0; head < a->n_head; head++) {
             gen_f32(r, kv + key * a->kv_stride_key + head * a->kv_stride_head, width, 1.0f);
@@ -108,9 +128,10 @@ static void new_outputs(check_case *k, mha_args *a)
 {
     rng *r = &k->r;
     const check_kind kind = a->first ? BUF_OUT : BUF_INOUT;
-    a->out_stride_head = a->v_dim + gen_pick(r, 3);
-    a->out_stride_row = a->out_stride_head * a->n_head + gen_pick(r, 9);
-    a->out = case_buf(k, "out", kind, EL_F32, a->n_row * a->out_stride_row, gen_pick(r, 3));
+    const place at = place_pick(r);
+    a->out_stride_head = place_stride(at, a->v_dim + gen_pick(r, 3));
+    a->out_stride_row = place_stride(at, a->out_stride_head * a->n_head + gen_pick(r, 9));
+    a->out = case_buf(k, "out", kind, EL_F32, a->n_row * a->out_stride_row, at.skew);
     a->lse = case_buf(k, "lse", kind, EL_F32, (int64_t)a->n_row * a->n_head, gen_pick(r, 3));
     case_mark_all(k, a->lse);
     mark_rows(k, a, a->out);

@@ -27,17 +27,19 @@ typedef struct sent_spec {
     int32_t n_row;  /* 0: more than there are multiprocessors */
     int32_t keys;   /* most of a row */
     int32_t ragged; /* rows differ in length */
+    int32_t tables; /* keys by block tables */
 } sent_spec;
 
 static const sent_spec k_spec[] = {
-    {"one_launch", 0, KVS_KV_FP8_DS_MLA, 3, 2, 512, 1},
-    {"clusters", 0, KVS_KV_FP8_DS_MLA, 2, 1, 8192, 0},
-    {"one_launch_many", 0, KVS_KV_FP8_DS_MLA, 16, 7, 1500, 1},
-    {"whole_rows", 0, KVS_KV_FP8_DS_MLA, 3, 0, 64, 0},
-    {"cut_rows", 0, KVS_KV_FP8_DS_MLA, 3, 0, 300, 1},
-    {"cut_rows_many", 0, KVS_KV_FP8_DS_MLA, 16, 0, 700, 1},
-    {"lanes", 1, KVS_KV_FP8_DS_MLA, 3, 70, 130, 1},
-    {"lanes_bf16", 1, KVS_KV_BF16, 3, 3, 90, 1},
+    {"one_launch", 0, KVS_KV_FP8_DS_MLA, 3, 2, 512, 1, 0},
+    {"clusters", 0, KVS_KV_FP8_DS_MLA, 2, 1, 8192, 0, 0},
+    {"one_launch_many", 0, KVS_KV_FP8_DS_MLA, 16, 7, 1500, 1, 0},
+    {"whole_rows", 0, KVS_KV_FP8_DS_MLA, 3, 0, 64, 0, 0},
+    {"cut_rows", 0, KVS_KV_FP8_DS_MLA, 3, 0, 300, 1, 0},
+    {"cut_rows_many", 0, KVS_KV_FP8_DS_MLA, 16, 0, 700, 1, 0},
+    {"lanes", 1, KVS_KV_FP8_DS_MLA, 3, 70, 130, 1, 0},
+    {"lanes_bf16", 1, KVS_KV_BF16, 3, 3, 90, 1, 0},
+    {"tables", 1, KVS_KV_BF16, 3, 70, 130, 1, 1},
 };
 enum { N_SPEC = sizeof k_spec / sizeof *k_spec };
 
@@ -118,6 +120,41 @@ static kvs_status make_lists(sent_case *c, gpu_world *w, int32_t r, rng *g, kvs_
     return st;
 }
 
+/* Two requests whose pages are no neighbours, with half of the rows each; lengths as those of lists. */
+static kvs_status make_tables(sent_case *c, gpu_world *w, int32_t r, rng *g, kvs_error *err)
+{
+    enum { N_REQ = 2, N_PAGE = SLOTS / KVS_PAGE_TOKENS };
+    attn_args *a = &c->attn[r];
+    const int32_t width = (c->keys + KVS_PAGE_TOKENS - 1) / KVS_PAGE_TOKENS;
+    const size_t n = (size_t)(N_REQ * width);
+    const size_t rows = (size_t)c->n_row;
+    void *p = NULL;
+    int32_t *v = mem_calloc(n + 2 * rows, sizeof *v);
+    if (v == NULL) {
+        return err_set(err, KVS_NOMEM, "no memory for tables of the check");
+    }
+    for (size_t i = 0; i < n; i++) {
+        v[i] = (int32_t)(3 * i % N_PAGE);
+    }
+    for (size_t i = 0; i < rows; i++) {
+        v[n + i] = (int32_t)(i * N_REQ / rows);
+        v[n + rows + i] = gen_pick(g, 3) == 0 ? 0 : gen_pick(g, c->keys + 1);
+    }
+    const kvs_status st = gpu_alloc(w, r, (n + 2 * rows) * sizeof *v, &p, err);
+    if (st == KVS_OK) {
+        gpu_put(w, r, p, v, (n + 2 * rows) * sizeof *v);
+        a->table = p;
+        a->table_stride = width;
+        a->table_width = width;
+        a->row_req = a->table + n;
+        a->kv_len = a->row_req + rows;
+        a->interleave = 2;
+        a->n_req = N_REQ;
+    }
+    mem_free(v);
+    return st;
+}
+
 /* The same on all ranks. */
 static kvs_status make_queries(sent_case *c, gpu_world *w, int32_t r, uint64_t seed, kvs_error *err)
 {
@@ -182,7 +219,7 @@ static kvs_status make(sent_case *c, gpu_world *w, uint64_t seed, kvs_error *err
         a->n_head = c->local * w->n;
         a->n_lane = KVS_LANES % w->n == 0 ? KVS_LANES / w->n : 1;
         TRY(make_rows(c, w, r, &g, err));
-        TRY(make_lists(c, w, r, &g, err));
+        TRY(c->spec->tables ? make_tables(c, w, r, &g, err) : make_lists(c, w, r, &g, err));
         TRY(make_queries(c, w, r, seed, err));
         TRY(make_results(c, w, r, err));
     }

@@ -85,7 +85,8 @@ void exchange_merge_sm90(const exchange_merge_args *a, int32_t n, dev_queue *q);
 
 /* attn_sm90 (or, deterministic, attn_sm90_det) of all heads on this rank's shard, whose results go to the ranks of their heads
  * as they are made: the message of the rank's next exchange, which must be a merge that is `sent`, of as many rows and heads,
- * behind it on the queue. Those of the own heads are written where the args say; of the other heads nothing is.
+ * behind it on the queue. Those of the own heads are written where the args say (out_stride_head is 512); of the other
+ * heads nothing is.
  * Ranks may differ in whether attention sends. The same bits either way. For rows of fp8_ds_mla by lists of slots, and for
  * all that the deterministic mode takes. */
 void attn_send_sm90(const attn_args *a, const wire *w, int32_t deterministic, dev_queue *q);

@@ -118,8 +118,8 @@ const char *attn_send_refuses(const attn_args *a, const wire *w, int32_t determi
     if (a->out_type == KVS_DTYPE_BF16) {
         return "attn_send: f32 results are sent";
     }
-    if (a->out_stride_head % 4 != 0) {
-        return "attn_send: heads of results lie at multiples of 16 bytes";
+    if (a->out_stride_head != KVS_LATENT_DIM) {
+        return "attn_send: heads of results lie one behind the other, where the merge reads the own ones";
     }
     exchange_merge_args m;
     memset(&m, 0, sizeof m);

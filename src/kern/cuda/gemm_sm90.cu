@@ -187,11 +187,17 @@ static int64_t tiles_of(int32_t n)
     return ((int64_t)n + ROWS - 1) / ROWS;
 }
 
+enum { MOST_IN = 1 << 30 };
+
 const char *gemm_refuses_sm90(const void *args)
 {
     const gemm_args *a = (const gemm_args *)args;
     if (a->w.type != GEMM_BF16 && a->w.type != GEMM_FP8)
         return "sm90 takes weights of bf16 and fp8";
+    if (a->w.type == GEMM_FP8 && a->n_batch > 1)
+        return "sm90 takes one product of fp8 weights a call";
+    if (a->w.n_in > MOST_IN)
+        return "sm90 takes up to 2^30 inputs";
     if (tiles_of(a->w.n_out) > 65535 || a->n_batch > 65535)
         return "sm90 takes up to 8388480 outputs and 65535 products a call";
     return NULL;

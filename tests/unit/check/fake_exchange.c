@@ -7,7 +7,7 @@
 #include "kern/exchange.h"
 #include "unit/check/fake_processes.h"
 
-/* The exchange that attention of a rank has last sent for. */
+/* The exchange that attention of a rank has sent for, of those that have not ended; 0: none. */
 static uint32_t g_sent[WIRE_MAX_RANK];
 
 /* Ranks that wait; a plain exchange or a merge. */
@@ -100,6 +100,9 @@ static void complete(dev_queue *q)
 {
     const wire *w = wire_of(0);
     const uint32_t epoch = wire_epoch(control(w, 0)->done);
+    uint32_t sent[WIRE_MAX_RANK];
+    memcpy(sent, g_sent, sizeof sent);
+    memset(g_sent, 0, sizeof g_sent);
     wire_head h[WIRE_MAX_RANK];
     memcpy(h, w->area[0] + wire_head_at(w->n_rank, epoch, 0), (size_t)w->n_rank * sizeof *h);
     for (int32_t r = 1; r < w->n_rank; r++) {
@@ -113,7 +116,8 @@ static void complete(dev_queue *q)
         }
     }
     for (int32_t r = 0; r < w->n_rank && g_wait.is_merge; r++) {
-        if (g_wait.m[r].sent && g_sent[r] != epoch) {
+        /* who says that it has sent and has not, or has sent and sends again */
+        if ((g_wait.m[r].sent != 0) != (sent[r] == epoch)) {
             if (!fake.deaf) {
                 const int32_t about = fake.blames ? (r + 1) % w->n_rank : r;
                 const int32_t by = fake.blames ? (r + 2) % w->n_rank : (r + 1) % w->n_rank;
@@ -162,6 +166,7 @@ static void give_up(void)
         fault_all(w, WIRE_FAULT(WIRE_LATE, missing, w->rank, wire_epoch(control(w, w->rank)->done)));
     }
     memset(g_wait.here, 0, sizeof g_wait.here);
+    memset(g_sent, 0, sizeof g_sent);
     g_wait.n = 0;
 }
 
@@ -223,7 +228,7 @@ void attn_send_sm90(const attn_args *a, const wire *w, int32_t deterministic, de
     if (fake.strays && a->n_row > 0) {
         a->out[0] += 0.5f;
     }
-    g_sent[w->rank] = wire_epoch(control(w, w->rank)->done);
+    g_sent[w->rank] = control(w, w->rank)->fault == 0 ? wire_epoch(control(w, w->rank)->done) : 0;
 }
 
 void exchange_sm90(const exchange_args *a, int32_t n, dev_queue *q)
