@@ -1,6 +1,7 @@
 /* fake_nccl_shared.c - a library that has NCCL's functions and moves bytes of host memory between processes, built as
  * libnccl.so.2, so that the check of NCCL over processes runs on any machine. A call returns when all ranks have
- * made it. */
+ * made it; a rank that waits for the others for too long ends its process. The memory has no name of its own: it goes
+ * with the last process, however that ends. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_RANK = 4, PIECE = 1 << 20, MAX_RECV = MAX_RANK };
+enum { MAX_RANK = 4, PIECE = 1 << 20, MAX_RECV = MAX_RANK, LIMIT_S = 30 };
 
-/* The shared memory's name. */
+/* Where other processes find the shared memory, as long as the one that made it has it open. */
 typedef struct id {
     char name[128];
 } id;
@@ -30,6 +31,7 @@ typedef struct msg {
 /* A process has one communicator at a time. */
 static struct {
     region *r;
+    int fd; /* of the region that this process made and that others may still have to find; 0: none */
     int rank, n, n_recv;
     msg recv[MAX_RECV];
 } g;
@@ -50,8 +52,16 @@ API int ncclRecv(void *buf, size_t count, int type, int peer, void *comm, void *
 API int ncclGroupStart(void);
 API int ncclGroupEnd(void);
 
+static time_t now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec;
+}
+
 static void meet(void)
 {
+    const time_t until = now_s() + LIMIT_S;
     const int round = atomic_load(&g.r->round);
     if (atomic_fetch_add(&g.r->here, 1) + 1 == g.n) {
         atomic_store(&g.r->here, 0);
@@ -60,18 +70,28 @@ static void meet(void)
     while (atomic_load(&g.r->round) == round) {
         const struct timespec t = {.tv_sec = 0, .tv_nsec = 20000};
         nanosleep(&t, NULL);
+        if (now_s() > until) {
+            fprintf(stderr, "fake NCCL: rank %d has waited %d s for the others\n", g.rank, LIMIT_S);
+            _exit(1);
+        }
     }
 }
 
-static region *map(const char *name, int flags)
+static void close_own(void)
 {
-    const int fd = shm_open(name, O_RDWR | flags, 0600);
+    if (g.fd > 0) {
+        close(g.fd);
+        g.fd = 0;
+    }
+}
+
+static region *map(const char *name)
+{
+    const int fd = open(name, O_RDWR | O_CLOEXEC);
     if (fd < 0) {
         return NULL;
     }
-    void *p = flags == 0 || ftruncate(fd, sizeof(region)) == 0
-                  ? mmap(NULL, sizeof(region), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-                  : MAP_FAILED;
+    void *p = mmap(NULL, sizeof(region), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return p != MAP_FAILED ? p : NULL;
 }
@@ -84,20 +104,20 @@ int ncclGetVersion(int *version)
 
 int ncclGetUniqueId(id *i)
 {
-    static int n;
-    memset(i, 0, sizeof *i);
-    snprintf(i->name, sizeof i->name, "/fake-nccl-%d-%d", (int)getpid(), ++n);
-    region *r = map(i->name, O_CREAT | O_EXCL);
-    if (r == NULL) {
+    close_own();
+    g.fd = memfd_create("fake NCCL", MFD_CLOEXEC);
+    if (g.fd < 0 || ftruncate(g.fd, sizeof(region)) != 0) {
+        close_own();
         return 2;
     }
-    munmap(r, sizeof *r);
+    memset(i, 0, sizeof *i);
+    snprintf(i->name, sizeof i->name, "/proc/%d/fd/%d", (int)getpid(), g.fd);
     return 0;
 }
 
 int ncclCommInitRank(void **comm, int n, id i, int rank)
 {
-    g.r = n <= MAX_RANK ? map(i.name, 0) : NULL;
+    g.r = n <= MAX_RANK ? map(i.name) : NULL;
     if (g.r == NULL) {
         return 2;
     }
@@ -105,9 +125,7 @@ int ncclCommInitRank(void **comm, int n, id i, int rank)
     g.n = n;
     *comm = &g;
     meet();
-    if (rank == 0) {
-        shm_unlink(i.name);
-    }
+    close_own();
     return 0;
 }
 

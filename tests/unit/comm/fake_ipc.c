@@ -3,9 +3,11 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 #include "base/err.h"
 
@@ -37,14 +39,28 @@ static block *find(const void *p)
     return NULL;
 }
 
+/* Behind a block's bytes, for all who map it: how many other processes do. One that was killed counts on. */
+static atomic_int *n_other(const block *b)
+{
+    return (atomic_int *)(void *)((char *)b->p + b->bytes);
+}
+
+static size_t mapped_bytes(size_t bytes)
+{
+    return bytes + sizeof(atomic_int);
+}
+
 static void *map(int fd, size_t bytes, bool own)
 {
     block *b = find(NULL);
-    void *p = b != NULL ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    void *p = b != NULL ? mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (p == MAP_FAILED) {
         return NULL;
     }
     *b = (block){p, bytes, own ? fd : -1};
+    if (!own) {
+        atomic_fetch_add(n_other(b), 1);
+    }
     return p;
 }
 
@@ -54,7 +70,7 @@ void *fake_ipc_alloc(size_t bytes)
         return NULL;
     }
     const int fd = memfd_create("fake device", MFD_CLOEXEC);
-    void *p = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 ? map(fd, bytes, true) : NULL;
+    void *p = fd >= 0 && ftruncate(fd, (off_t)mapped_bytes(bytes)) == 0 ? map(fd, bytes, true) : NULL;
     if (p == NULL && fd >= 0) {
         close(fd);
     }
@@ -63,7 +79,7 @@ void *fake_ipc_alloc(size_t bytes)
 
 static void unmap(block *b)
 {
-    munmap(b->p, b->bytes);
+    munmap(b->p, mapped_bytes(b->bytes));
     if (b->fd >= 0) {
         close(b->fd);
     }
@@ -76,6 +92,7 @@ bool fake_ipc_free(void *p)
     if (b == NULL || b->fd < 0) {
         return false;
     }
+    fake_ipc.n_early += atomic_load(n_other(b)) > 0;
     unmap(b);
     return true;
 }
@@ -124,7 +141,12 @@ kvs_status dev_cuda_import(const dev_handle *h, void **out, kvs_error *err)
 void dev_cuda_let_go(void *p)
 {
     if (fake_ipc_is_mapped(p)) {
-        unmap(find(p));
+        block *b = find(p);
+        const long ms = fake_ipc.let_go_ms;
+        const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+        nanosleep(&t, NULL);
+        atomic_fetch_sub(n_other(b), 1);
+        unmap(b);
         fake_ipc.n_mapped--;
     }
 }

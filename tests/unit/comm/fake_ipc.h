@@ -9,7 +9,9 @@
 typedef struct fake_ipc_state {
     bool dies_exporting, dies_importing; /* the process ends there, as by a signal */
     bool refuses;                        /* import fails */
+    int let_go_ms;                       /* how long letting go of a block takes */
     int n_mapped;                        /* blocks of other processes */
+    int n_early;                         /* own blocks that were freed while others had them mapped */
 } fake_ipc_state;
 
 extern fake_ipc_state fake_ipc;
