@@ -41,7 +41,8 @@ int cli_options(kvs_options **o, const char *command, int argc, char **argv, con
 
 /* Refuses positional arguments past the first n. Returns -1 when there are none. */
 int cli_no_more_args(const kvs_options *o, const char *command, int32_t n);
-/* -1, or the exit code where --rank or --ranks is given without the rendezvous they belong to. */
+/* -1, or the exit code where --rank or --ranks is given without the rendezvous they belong to, or does not fit the
+ * other. */
 int cli_check_rendezvous(const kvs_options *o);
 
 /* "fp8_ds_mla" and back; AUTO for NULL. */

@@ -1,4 +1,5 @@
 /* cli/main.c - the program kvspan: finds the command and runs it. */
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,12 @@ int cli_check_rendezvous(const kvs_options *o)
         if (kvs_options_source(o, of_it[i]) == KVS_OPTION_COMMAND_LINE) {
             return cli_fail(CLI_USAGE, "--%s goes with --rendezvous tcp://HOST:PORT: give it too", of_it[i]);
         }
+    }
+    const int64_t rank = kvs_options_int(o, "rank", 0);
+    const int64_t n = kvs_options_int(o, "ranks", 0);
+    if (kvs_options_text(o, "rendezvous", 0) != NULL && rank >= n) {
+        return cli_fail(CLI_USAGE, "--rank %" PRId64 " of --ranks %" PRId64 ": use --rank 0 to %" PRId64, rank, n,
+                        n - 1);
     }
     return -1;
 }

@@ -69,7 +69,8 @@ typedef struct kvs_check_config {
     /* 1: instead of the kernels, the collectives of every transport, with and without faults. Goes
      * with seed, quick, timeout_ms and what receives something, except csv and progress. */
     int32_t comm;
-    int32_t timeout_ms; /* comm: of calls in which a rank is late on purpose; default 1000 */
+    /* comm: of calls in which a rank is late on purpose; default 1000, with cuda 300 */
+    int32_t timeout_ms;
 
     /* Receives each row, after `line` has had its text. NULL: not wanted. */
     void (*row)(void *ctx, const kvs_check_row *row);
@@ -86,9 +87,9 @@ typedef struct kvs_check_config {
 
     /* comm: several processes that call this check together, each with the same `rendezvous`
      * ("tcp://HOST:PORT"), its rank, 0 up, and their number; see kvs_comm_open_tcp. NULL: the processes
-     * that an MPI launcher has started, where one has, else this one alone. With cuda, up to 8 processes: each has
-     * the device whose number is that of the process among those of its host, modulo those that it sees; rank 0
-     * hands the rows over. */
+     * that an MPI launcher has started, where one has, else this one alone. Up to 8 processes; rank 0 hands the
+     * rows over. With cuda each has the device whose number is that of the process among those of its host, modulo
+     * those that it sees. */
     const char *rendezvous;
     int32_t rank, n_rank;
 } kvs_check_config;

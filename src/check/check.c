@@ -15,7 +15,7 @@
 #include "check/comm_cuda.h"
 #include "check/oracle.h"
 
-enum { MAX_VARIANT = 16, N_WORKER = 2 };
+enum { MAX_VARIANT = 16, N_WORKER = 2, MAX_PROCESS = 8 };
 
 static const check_op *const g_ops[KERN_N_OP] = {
 #define CHECK_OP(name) &check_##name##_op,
@@ -490,6 +490,19 @@ static void comm_line(void *ctx, const char *text)
     }
 }
 
+/* Before the processes meet, which takes them all. */
+static kvs_status check_job_size(const kvs_check_config *cfg, kvs_error *err)
+{
+    if (cfg->rendezvous != NULL && (cfg->n_rank < 1 || cfg->n_rank > MAX_PROCESS)) {
+        return err_set(err, KVS_INVALID, "check: comm over %d processes: use 1 to %d", (int)cfg->n_rank, MAX_PROCESS);
+    }
+    if (cfg->rendezvous != NULL && (cfg->rank < 0 || cfg->rank >= cfg->n_rank)) {
+        return err_set(err, KVS_INVALID, "check: rank %d of %d processes: use 0 to %d", (int)cfg->rank,
+                       (int)cfg->n_rank, (int)cfg->n_rank - 1);
+    }
+    return KVS_OK;
+}
+
 static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
 {
     if (cfg->op != NULL || cfg->variant != NULL || cfg->cpu != NULL || cfg->conformance ||
@@ -500,6 +513,7 @@ static kvs_status run_comm(const kvs_check_config *cfg, kvs_error *err)
     }
     int32_t cuda = 0;
     TRY(check_device_parse(cfg->device, &cuda, err));
+    TRY(check_job_size(cfg, err));
     check_comm_totals t = {0, 0, 0};
     const check_comm_config cc = {
         .seed = cfg->seed,

@@ -24,7 +24,7 @@ typedef struct check_comm_config {
     uint64_t seed; /* of the data                                                             */
     int32_t quick; /* 1: fewer group sizes, smaller data; under 15 s                          */
     int32_t
-        timeout_ms; /* of the calls in which a rank is late on purpose; 0: 1000                */
+        timeout_ms; /* of the calls in which a rank is late on purpose; 0: 1000, on CUDA 300   */
     const char *rendezvous; /* of a job: "tcp://HOST:PORT"; NULL: none                             */
     int32_t rank, n_rank;   /* this process in it                                                  */
     /* Receives each row as it is finished, without newline:

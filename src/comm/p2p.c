@@ -274,6 +274,13 @@ kvs_status p2p_check(p2p *g, int32_t rank, kvs_error *err)
 void p2p_abort(p2p *g, int32_t rank, const char *reason)
 {
     const char *text = reason != NULL && reason[0] != '\0' ? reason : "no reason given";
+    if (g->host != NULL) {
+        /* An end that is here already, a kernel's or the host's, becomes that of both. */
+        (void)p2p_check(g, rank, NULL);
+        if (comm_failed(g->host)) {
+            return;
+        }
+    }
     end_all(g, rank, text);
     if (g->host != NULL) {
         comm_abort(g->host, text);

@@ -51,12 +51,18 @@ static kvs_status compare_configs(const p2p *g, kvs_error *err)
     return comm_handshake(g->host, fields, 3, err);
 }
 
-/* This rank's area, empty, and its name for the others. Blocks that are shared are whole units. */
-static kvs_status make_own(p2p *g, dev_handle *name, kvs_error *err)
+/* What an area takes: blocks that are shared are whole units. */
+static size_t own_bytes(const p2p *g)
 {
     const size_t unit = DEV_SHARED_UNIT;
+    return (g->bytes + unit - 1) / unit * unit;
+}
+
+/* This rank's area, empty, and its name for the others. */
+static kvs_status make_own(p2p *g, dev_handle *name, kvs_error *err)
+{
     const int32_t own = comm_rank(g->host);
-    TRY(p2p_alloc_area(g, own, (g->bytes + unit - 1) / unit * unit, err));
+    TRY(p2p_alloc_area(g, own, own_bytes(g), err));
     TRY(p2p_wipe(g, err));
     return dev_cuda_export(g->area[own], name, err);
 }
@@ -151,6 +157,6 @@ bool p2p_let_go(p2p *g)
         return true;
     }
     LOG(INFO, COMM, "rank %d keeps %zu bytes of its CUDA device: another rank may still write there", own,
-        g->bytes);
+        own_bytes(g));
     return false;
 }

@@ -441,9 +441,11 @@ kvs_status comm_tcp_open(comm **out, const char *address, int32_t rank, int32_t 
                          const comm_config *cfg, kvs_error *err)
 {
     *out = NULL;
-    if (size < 1 || size > COMM_MAX_TCP || rank < 0 || rank >= size) {
-        return err_set(err, KVS_INVALID, "rank %d of %d: use 1 to %d ranks, numbered from 0", rank, size,
-                       COMM_MAX_TCP);
+    if (size < 1 || size > COMM_MAX_TCP) {
+        return err_set(err, KVS_INVALID, "rank %d of %d: use 1 to %d ranks", rank, size, COMM_MAX_TCP);
+    }
+    if (rank < 0 || rank >= size) {
+        return err_set(err, KVS_INVALID, "rank %d of %d: use rank 0 to %d", rank, size, size - 1);
     }
     tcp_mesh *m;
     TRY(tcp_mesh_open(&m, address, rank, size, cfg->timeout_ms, err));

@@ -203,10 +203,14 @@ kvs_status dev_cuda_import(const dev_handle *h, void **out, kvs_error *err)
     }
     cudaGetLastError();
     *out = NULL;
-    return err_set(err, e == cudaErrorMemoryAllocation ? KVS_NOMEM : KVS_UNSUPPORTED,
-                   "the CUDA device cannot reach memory of another process (%s): use devices that NVLink or "
-                   "PCIe peer access connects, in processes that share the host's IPC",
-                   cudaGetErrorName(e));
+    /* Any other error is one: a caller may go without what is not supported, and should not without what is broken. */
+    if (e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers || e == cudaErrorNotSupported) {
+        return err_set(err, KVS_UNSUPPORTED,
+                       "the CUDA device cannot reach memory of another process (%s): use devices that NVLink or "
+                       "PCIe peer access connects",
+                       cudaGetErrorName(e));
+    }
+    return fail(err, e, "mapping memory of another process, which has to share the host's IPC");
 }
 
 void dev_cuda_let_go(void *p)

@@ -99,7 +99,8 @@ kvs_status dev_host_name(char name[DEV_HOST_NAME], kvs_error *err);
  * may put smaller blocks side by side, and shares all of them or none. */
 kvs_status dev_cuda_export(void *p, dev_handle *out, kvs_error *err);
 /* Where the calling thread's device reaches memory of another process, which keeps it until every process
- * has let go of it. KVS_UNSUPPORTED: the two devices, or the processes, are not connected that way. */
+ * has let go of it. KVS_UNSUPPORTED: the two devices are not connected that way, or one has
+ * too many peers. KVS_DEVICE: any other failure, processes that do not share the host's IPC among them. */
 kvs_status dev_cuda_import(const dev_handle *h, void **out, kvs_error *err);
 void dev_cuda_let_go(void *p); /* of what import gave */
 

@@ -107,6 +107,9 @@ static void unknown_names_and_mixed_options_are_usage_errors(void **state)
     prog_expect(RUN("check", "--timeout", "2"), 2, "--timeout goes with --comm only");
     prog_expect(RUN("check", "--rendezvous", "tcp://h:1"), 2, "--rendezvous goes with --comm only");
     prog_expect(RUN("check", "--comm", "--ranks", "2"), 2, "--ranks goes with --rendezvous");
+    prog_expect(RUN("check", "--comm", "--rendezvous", "tcp://h:1", "--ranks", "2", "--rank", "3"), 2,
+                "--rank 3 of --ranks 2: use --rank 0 to 1");
+    prog_expect(RUN("check", "--comm", "--rendezvous", "tcp://h:1", "--ranks", "9"), 2, "--ranks \"9\"");
     prog_expect(RUN("check", "--comm", "--rendezvous", "h:1"), 2, "is no address: use tcp://HOST:PORT");
     prog_expect(RUN("check", "--conformance", "--quick"), 2, "leave out quick");
     prog_expect(RUN("check", "merge"), 2, "unexpected word \"merge\"");

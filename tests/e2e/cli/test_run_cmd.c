@@ -143,8 +143,8 @@ static void processes_that_meet_answer_as_threads_do(void **state)
     same(got, want, "two processes");
     json_decref(want);
     prog_expect(RUN("run", "-m", model, "-p", "x", "--rank", "1"), 2, "--rank goes with --rendezvous");
-    prog_expect(RUN("run", "-m", model, "-p", "x", "--rendezvous", at, "--ranks", "2", "--rank", "2"), 1,
-                "rank 2 of 2");
+    prog_expect(RUN("run", "-m", model, "-p", "x", "--rendezvous", at, "--ranks", "2", "--rank", "2"), 2,
+                "--rank 2 of --ranks 2: use --rank 0 to 1");
 }
 
 static void every_field_of_the_contract_is_there(void **state)

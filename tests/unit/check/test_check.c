@@ -255,6 +255,14 @@ static void bad_configs_are_refused(void **state)
     c.seed = 3;
     refuses(c, "conformance", "seed");
     c = kvs_check_config_default();
+    c.comm = 1;
+    c.rendezvous = "tcp://127.0.0.1:9"; /* nobody is there: it is refused before it is called */
+    c.n_rank = 9;
+    refuses(c, "9 processes", "use 1 to 8");
+    c.n_rank = 2;
+    c.rank = 2;
+    refuses(c, "rank 2 of 2 processes", "use 0 to 1");
+    c = kvs_check_config_default();
     c.struct_size = 0;
     refuses(c, "struct_size", "");
     assert_int_equal(kvs_check_run(NULL, NULL), KVS_INVALID);

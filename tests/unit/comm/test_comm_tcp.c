@@ -525,10 +525,10 @@ static void what_is_no_address_or_rank_is_refused(void **state)
     refused(NULL, 0, 2, "is no address");
     refused("tcp://a-host-that-is-not.invalid:4000", 0, 2, "has no address");
     refused("tcp://192.0.2.1:4000", 0, 2, "give an address of the host of rank 0");
-    refused("tcp://127.0.0.1:4000", 2, 2, "rank 2 of 2: use 1 to 256 ranks");
-    refused("tcp://127.0.0.1:4000", -1, 2, "rank -1 of 2");
-    refused("tcp://127.0.0.1:4000", 0, 0, "rank 0 of 0");
-    refused("tcp://127.0.0.1:4000", 0, 257, "rank 0 of 257");
+    refused("tcp://127.0.0.1:4000", 2, 2, "rank 2 of 2: use rank 0 to 1");
+    refused("tcp://127.0.0.1:4000", -1, 2, "rank -1 of 2: use rank 0 to 1");
+    refused("tcp://127.0.0.1:4000", 0, 0, "rank 0 of 0: use 1 to 256 ranks");
+    refused("tcp://127.0.0.1:4000", 0, 257, "rank 0 of 257: use 1 to 256 ranks");
 }
 
 /* Every allocation of both ends of a group fails once: an error, or none; nothing is left. */

@@ -427,6 +427,33 @@ static void each_end_has_its_reason(void **state)
     }
 }
 
+/* A kernel's fault is in the areas, which nobody has looked at, when the host ends the group: the fault stays its only
+ * reason, for the kernels as for the host communicator. */
+static void aborts_after_a_fault(rank_job *job, const char *address)
+{
+    static const char late[] =
+        "rank 2 more than 50 ms late for op 1 of 1152 bytes in 4 rows (exchange 1, seen by rank 0)";
+    const p2p_config c = config(job->n);
+    p2p *g = NULL;
+    meet(job, address);
+    EXPECT_OK(job, p2p_open_over(&g, job->c, &c, &job->err));
+    EXPECT_OK(job, comm_barrier(job->c, &job->err));
+    if (job->rank == 1) {
+        const wire w = p2p_wire(g, 1);
+        time_out(&w);
+        p2p_abort(g, 1, "out of coffee");
+    }
+    EXPECT_FAIL(job, comm_barrier(job->c, &job->err), KVS_PEER, late);
+    EXPECT_FAIL(job, p2p_check(g, job->rank, &job->err), KVS_PEER, late);
+    p2p_close(g);
+}
+
+static void an_abort_leaves_the_reason_of_a_fault(void **state)
+{
+    (void)state;
+    run(3, -1, aborts_after_a_fault, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -441,6 +468,7 @@ int main(void)
         cmocka_unit_test_setup(a_process_that_ends_while_opening_is_named, setup),
         cmocka_unit_test_setup(a_process_that_ends_in_use_is_named, setup),
         cmocka_unit_test_setup(each_end_has_its_reason, setup),
+        cmocka_unit_test_setup(an_abort_leaves_the_reason_of_a_fault, setup),
     };
     (void)kvs_log_levels("comm=off", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
