@@ -1,5 +1,6 @@
 /* check/check_comm.c: which cases there are, how a group of ranks runs one, and the rows. */
 #include "check/check_comm.h"
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -221,6 +222,20 @@ kvs_status check_job_open(const check_comm_config *cfg, int32_t timeout_ms, comm
                : comm_mpi_open(out, &c, err);
 }
 
+kvs_status check_job_compare(const check_comm_config *cfg, comm *job, const char *device, int32_t timeout_ms,
+                             kvs_error *err)
+{
+    char seed[24];
+    char timeout[24];
+    snprintf(seed, sizeof seed, "%" PRIu64, cfg->seed);
+    snprintf(timeout, sizeof timeout, "%" PRId32 " ms", timeout_ms);
+    const comm_field fields[] = {{"check --device", device},
+                                 {"check --seed", seed},
+                                 {"check --quick", cfg->quick != 0 ? "yes" : "no"},
+                                 {"check --timeout", timeout}};
+    return comm_handshake(job, fields, sizeof fields / sizeof *fields, err);
+}
+
 /* Every process runs its rank in a group of its own; the verdicts meet in the job's group. */
 static kvs_status run_job(run *r, const comm_case *proto, kvs_error *err)
 {
@@ -331,6 +346,7 @@ static kvs_status run_all_job(run *r, kvs_error *err)
     if (n > MAX_N) {
         return err_set(err, KVS_INVALID, "check --comm with %d processes: use 1 to %d", n, MAX_N);
     }
+    TRY(check_job_compare(r->cfg, r->job, "cpu", r->timeout_ms, err));
     r->silent = comm_rank(r->job) != 0;
     TRY(run_data(r, transport, n, err));
     return run_faults(r, transport, n, err);

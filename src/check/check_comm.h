@@ -47,6 +47,10 @@ kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err);
 const char *check_job_transport(const check_comm_config *cfg);
 /* This process's end of a new group of all processes of the job. KVS_UNSUPPORTED: not in this build. */
 kvs_status check_job_open(const check_comm_config *cfg, int32_t timeout_ms, comm **out, kvs_error *err);
+/* Collective: KVS_INVALID on all where one checks something else, with what it is, both values and the rank. device: what
+ * is checked; timeout_ms: of ranks that are late on purpose. */
+kvs_status check_job_compare(const check_comm_config *cfg, comm *job, const char *device, int32_t timeout_ms,
+                             kvs_error *err);
 
 /* Turns the log of comm/ off and returns the level it had: failures of a check are on purpose. */
 kvs_log_level check_comm_log_off(void);

@@ -102,6 +102,7 @@ kvs_status gpu_job_open(gpu_run *r, dev_cuda_info *info, kvs_error *err)
         return err_set(err, KVS_INVALID, "check --comm --device cuda with %d processes: use 1 to %d",
                        comm_size(r->job), WIRE_MAX_RANK);
     }
+    TRY(check_job_compare(r->cfg, r->job, "cuda", r->timeout_ms, err));
     TRY(find_device(r, info, err));
     return count_devices(r, info, err);
 }

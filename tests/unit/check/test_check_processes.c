@@ -39,7 +39,7 @@ static int reset(void **state)
     return 0;
 }
 
-static kvs_status check(rank_job *job, const char *address, rows *r, kvs_check_result *total)
+static kvs_check_config config(rank_job *job, const char *address, rows *r, kvs_check_result *total)
 {
     kvs_check_config c = kvs_check_config_default();
     memset(r, 0, sizeof *r);
@@ -53,6 +53,12 @@ static kvs_status check(rank_job *job, const char *address, rows *r, kvs_check_r
     c.line = on_line;
     c.ctx = r;
     c.result = total;
+    return c;
+}
+
+static kvs_status check(rank_job *job, const char *address, rows *r, kvs_check_result *total)
+{
+    const kvs_check_config c = config(job, address, r, total);
     return kvs_check_run(&c, &job->err);
 }
 
@@ -169,6 +175,45 @@ static void a_process_without_a_device_is_said(void **state)
     processes_fork(2, -1, has_no_device, NULL);
 }
 
+/* What the last process asks for that the others do not, and what all are told. */
+typedef struct other {
+    uint64_t seed;
+    int32_t quick, timeout_ms;
+    const char *device;
+    const char *told;
+} other;
+
+static void asks_for_another(rank_job *job, const char *address)
+{
+    const other *o = job->ctx;
+    rows r;
+    kvs_check_result total;
+    kvs_check_config c = config(job, address, &r, &total);
+    if (job->rank == job->n - 1) {
+        c.seed = o->seed;
+        c.quick = o->quick;
+        c.timeout_ms = o->timeout_ms;
+        c.device = o->device;
+    }
+    EXPECT_FAIL(job, kvs_check_run(&c, &job->err), KVS_INVALID, o->told);
+    EXPECT(job, r.n_pass == 0 && r.n_fail == 0);
+}
+
+static void processes_that_check_different_things_are_refused(void **state)
+{
+    (void)state;
+    static const other list[] = {
+        {7, 1, TIMEOUT_MS, "cuda", "check --seed is \"0\" on rank 0 and \"7\" on rank 2"},
+        {0, 0, TIMEOUT_MS, "cuda", "check --quick is \"yes\" on rank 0 and \"no\" on rank 2"},
+        {0, 1, 500, "cuda", "check --timeout is \"400 ms\" on rank 0 and \"500 ms\" on rank 2"},
+        {7, 0, 500, "cpu", "check --device is \"cuda\" on rank 0 and \"cpu\" on rank 2"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        other o = list[i];
+        processes_fork(3, -1, asks_for_another, &o);
+    }
+}
+
 /* One of the processes that mpirun has started. Once: MPI does not begin again after its last group. */
 static int run_under_mpi(const char *rank, const char *n)
 {
@@ -195,6 +240,7 @@ int main(void)
         cmocka_unit_test_setup(ranks_that_are_not_compared_are_told, reset),
         cmocka_unit_test_setup(a_process_that_ends_is_named, reset),
         cmocka_unit_test_setup(a_process_without_a_device_is_said, reset),
+        cmocka_unit_test_setup(processes_that_check_different_things_are_refused, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
