@@ -258,9 +258,7 @@ kvs_status gpu_check_graph(gpu_run *run, int32_t n, bool spread, kvs_error *err)
     for (int i = 0; i < WIRE_MAX_RANK; i++) {
         dev_graph_free(&g[i]);
     }
-    if (st != KVS_DEVICE) {
-        gpu_close(&w);
-    }
+    gpu_end(&w, run, st, err);
     char group[64];
     gpu_group_text(run, n, spread && n > 1 ? run->n_device : 1, group, sizeof group);
     snprintf(what, sizeof what, "op=graph %s", group);
@@ -326,9 +324,7 @@ kvs_status gpu_check_data(gpu_run *run, int32_t n, bool spread, kvs_error *err)
     for (int kind = 0; kind < GPU_N_CONTENT && st == KVS_OK; kind++) {
         st = run_kind(run, &w, (gpu_content)kind, spread, err);
     }
-    if (st != KVS_DEVICE) {
-        gpu_close(&w);
-    }
+    gpu_end(&w, run, st, err);
     return st;
 }
 

@@ -72,6 +72,9 @@ kvs_status gpu_open(gpu_world *w, int32_t n, int32_t n_device, bool spread, int6
 /* The same for the ranks of a job. */
 kvs_status gpu_open_job(gpu_world *w, const gpu_run *r, int64_t max_bytes, int32_t timeout_ms, kvs_error *err);
 void gpu_close(gpu_world *w);
+/* Closes it after st. In a job a failure ends the others' group and the job first, with its reason: they may be waiting
+ * in a kernel or for what this process has to say, and do not fail with it. */
+void gpu_end(gpu_world *w, const gpu_run *r, kvs_status st, const kvs_error *err);
 bool gpu_is_here(const gpu_world *w, int32_t rank);
 /* Memory of a rank's device that goes with the world; NULL for a rank that is not here. */
 kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_error *err);

@@ -225,9 +225,7 @@ kvs_status gpu_check_faults(gpu_run *run, int32_t n, kvs_error *err)
         t.victim = f % n;
         kvs_status st = run_trial(&t, (fault)f, run, err);
         st = st == KVS_OK ? share(&t, run, err) : st;
-        if (st != KVS_DEVICE) {
-            gpu_close(&t.w);
-        }
+        gpu_end(&t.w, run, st, err);
         TRY(st);
         gpu_group_text(run, n, n < run->n_device ? n : run->n_device, group, sizeof group);
         snprintf(what, sizeof what, "op=queries %s fault=%s rank=%d", group, k_name[f], (int)t.victim);

@@ -128,7 +128,7 @@ kvs_status gpu_open_job(gpu_world *w, const gpu_run *r, int64_t max_bytes, int32
         .op_name = exchange_op_name,
     };
     kvs_status st = p2p_open_over(&w->g, w->host, &cfg, err);
-    st = st == KVS_OK ? dev_queue_open_cuda(&w->queue[w->here], err) : st;
+    st = st == KVS_OK ? comm_agree(w->host, dev_queue_open_cuda(&w->queue[w->here], err), err) : st;
     if (st < 0) {
         gpu_close(w);
     }

@@ -95,6 +95,18 @@ void gpu_close(gpu_world *w)
     memset(w, 0, sizeof *w);
 }
 
+void gpu_end(gpu_world *w, const gpu_run *r, kvs_status st, const kvs_error *err)
+{
+    if (st < 0 && r->job != NULL) {
+        const char *why = err != NULL ? err->text : kvs_status_name(st);
+        p2p_abort(w->g, w->here, why);
+        comm_abort(r->job, why);
+    }
+    if (st != KVS_DEVICE) {
+        gpu_close(w);
+    }
+}
+
 kvs_status gpu_alloc(gpu_world *w, int32_t rank, size_t bytes, void **out, kvs_error *err)
 {
     *out = NULL;

@@ -17,6 +17,9 @@ fake_cuda fake;
 
 static void *fake_alloc(size_t bytes)
 {
+    if (fake.full > 0 && bytes == fake.full) {
+        return NULL;
+    }
     void *shared = bytes < (size_t)64 << 20 ? fake_ipc_alloc(bytes) : NULL;
     void *p = shared != NULL || bytes >= (size_t)8 << 30 ? shared : aligned_alloc(64, (bytes + 64) / 64 * 64);
     if (p != NULL) {

@@ -11,6 +11,7 @@ typedef struct fake_cuda {
     int64_t n_open;    /* queues and events not closed */
     int64_t n_graph;   /* graphs launched */
     int32_t absent;    /* 1: there is no device */
+    size_t full;       /* > 0: there is no memory for allocations of so many bytes */
     int32_t wrong;     /* 1: attn, mha, gemm, kv_write, topk and index_select give a wrong value */
     int32_t cut;       /* 1: topk_merge gives a wrong cut */
     int32_t cuts;      /* 1: attn cuts results to bf16 in place of rounding them */

@@ -160,6 +160,33 @@ static void a_process_that_ends_is_named(void **state)
     processes_fork(3, 1, is_left, NULL);
 }
 
+/* Memory that the last process lacks: of a message, of a graph's and of a fault's. */
+static void has_no_memory(rank_job *job, const char *address)
+{
+    const size_t *bytes = job->ctx;
+    char told[128];
+    rows r;
+    kvs_check_result total;
+    const bool lacks = job->rank == job->n - 1;
+    fake.full = lacks ? *bytes : 0;
+    snprintf(told, sizeof told, "%sthe device has no %zu bytes left for rank 2", lacks ? "" : "rank 2 ended the group: ",
+             *bytes);
+    const int64_t begin = clock_ns();
+    EXPECT_FAIL(job, check(job, address, &r, &total), lacks ? KVS_NOMEM : KVS_PEER, told);
+    EXPECT(job, clock_ns() - begin < INT64_C(7000000000));
+    EXPECT(job, r.n_fail == 0);
+}
+
+static void a_process_without_memory_is_told_at_once(void **state)
+{
+    (void)state;
+    static const size_t list[] = {3 * 1152 + 16, 16 * 1152 + 16, 2 * 1152 * 4};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        size_t bytes = list[i];
+        processes_fork(3, -1, has_no_memory, &bytes);
+    }
+}
+
 static void has_no_device(rank_job *job, const char *address)
 {
     rows r;
@@ -239,6 +266,7 @@ int main(void)
         cmocka_unit_test_setup(a_wrong_byte_of_one_process_is_told, reset),
         cmocka_unit_test_setup(ranks_that_are_not_compared_are_told, reset),
         cmocka_unit_test_setup(a_process_that_ends_is_named, reset),
+        cmocka_unit_test_setup(a_process_without_memory_is_told_at_once, reset),
         cmocka_unit_test_setup(a_process_without_a_device_is_said, reset),
         cmocka_unit_test_setup(processes_that_check_different_things_are_refused, reset),
     };
