@@ -222,6 +222,12 @@ kvs_status check_job_open(const check_comm_config *cfg, int32_t timeout_ms, comm
                : comm_mpi_open(out, &c, err);
 }
 
+int32_t check_job_patience(int32_t ms, int32_t timeout_ms)
+{
+    const int64_t all = ms + INT64_C(3) * timeout_ms; /* a late rank comes after up to three time-outs */
+    return all < INT32_MAX ? (int32_t)all : INT32_MAX;
+}
+
 kvs_status check_job_compare(const check_comm_config *cfg, comm *job, const char *device, int32_t timeout_ms,
                              kvs_error *err)
 {
@@ -241,7 +247,7 @@ static kvs_status run_job(run *r, const comm_case *proto, kvs_error *err)
 {
     comm_case k = *proto;
     k.rank = comm_rank(r->job);
-    TRY(check_job_open(r->cfg, PATIENT_MS, &k.c, err));
+    TRY(check_job_open(r->cfg, check_job_patience(PATIENT_MS, r->timeout_ms), &k.c, err));
     (void)rank_main(&k);
     comm_close(k.c);
     case_verdict *v = mem_calloc((size_t)k.n, sizeof *v);
@@ -336,7 +342,8 @@ static kvs_status run_all_job(run *r, kvs_error *err)
         row_skip(r, &none, "mpi", "start under mpirun");
         return KVS_OK;
     }
-    const kvs_status st = check_job_open(r->cfg, PATIENT_MS, &r->job, err);
+    const kvs_status st =
+        check_job_open(r->cfg, check_job_patience(PATIENT_MS, r->timeout_ms), &r->job, err);
     if (st == KVS_UNSUPPORTED) {
         row_skip(r, &none, transport, err != NULL ? err->text : "not in this build");
         return KVS_OK;

@@ -39,14 +39,17 @@ typedef struct check_comm_config {
 } check_comm_config;
 
 /* KVS_OK: it ran and no row failed. KVS_INTERNAL: a row failed; the message has the number and the
- * first one. KVS_INVALID: a negative time-out. Else it could not run. While it runs, the library's
- * log is silent for the subsystem comm; the level comes back as given by KVS_LOG. */
+ * first one. KVS_INVALID: a negative time-out, or processes of a job that do not check the same. Else it could not run.
+ * While it runs, the library's log is silent for the subsystem comm; the level comes back as given by KVS_LOG. */
 kvs_status check_comm_run(const check_comm_config *cfg, kvs_error *err);
 
 /* What connects the processes of the job that this one belongs to: "tcp", "mpi"; NULL: it is alone. */
 const char *check_job_transport(const check_comm_config *cfg);
 /* This process's end of a new group of all processes of the job. KVS_UNSUPPORTED: not in this build. */
 kvs_status check_job_open(const check_comm_config *cfg, int32_t timeout_ms, comm **out, kvs_error *err);
+/* How long processes wait for each other at most, ms: `ms`, and as long as one of them may be waiting for a rank that is
+ * late on purpose. */
+int32_t check_job_patience(int32_t ms, int32_t timeout_ms);
 /* Collective: KVS_INVALID on all where one checks something else, with what it is, both values and the rank. device: what
  * is checked; timeout_ms: of ranks that are late on purpose. */
 kvs_status check_job_compare(const check_comm_config *cfg, comm *job, const char *device, int32_t timeout_ms,

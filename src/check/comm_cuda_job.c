@@ -88,7 +88,7 @@ kvs_status gpu_job_open(gpu_run *r, dev_cuda_info *info, kvs_error *err)
         return KVS_OK;
     }
     kvs_error why;
-    const kvs_status st = check_job_open(r->cfg, GPU_PATIENT_MS, &r->job, &why);
+    const kvs_status st = check_job_open(r->cfg, check_job_patience(GPU_PATIENT_MS, r->timeout_ms), &r->job, &why);
     if (st == KVS_UNSUPPORTED) {
         char what[48];
         snprintf(what, sizeof what, "transport=p2p over=%s", transport);
@@ -114,7 +114,7 @@ kvs_status gpu_open_job(gpu_world *w, const gpu_run *r, int64_t max_bytes, int32
 {
     memset(w, 0, sizeof *w);
     w->n = comm_size(r->job);
-    TRY(check_job_open(r->cfg, GPU_PATIENT_MS, &w->host, err));
+    TRY(check_job_open(r->cfg, check_job_patience(GPU_PATIENT_MS, r->timeout_ms), &w->host, err));
     w->here = comm_rank(w->host);
     for (int32_t i = 0; i < w->n; i++) {
         w->device[i] = r->device;

@@ -222,7 +222,7 @@ static kvs_status run_process(const gpu_run *run, trial_kind kind, verdict *v, k
     rank_init(&k, run, kind, comm_size(run->job));
     k.rank = comm_rank(run->job);
     k.device = run->device;
-    TRY(check_job_open(run->cfg, GPU_PATIENT_MS, &k.host, err));
+    TRY(check_job_open(run->cfg, check_job_patience(GPU_PATIENT_MS, run->timeout_ms), &k.host, err));
     (void)rank_main(&k);
     const kvs_status st = comm_all_gather(run->job, &k.v, v, sizeof *v, err);
     close_rank(&k);

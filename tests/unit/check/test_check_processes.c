@@ -10,6 +10,19 @@
 
 enum { MAX_FAIL = 64, TIMEOUT_MS = 400 };
 
+/* The linker puts these in place of comm_tcp_open: the least that processes said they wait for each other, ms. */
+static int32_t g_patience = INT32_MAX;
+kvs_status __real_comm_tcp_open(comm **out, const char *address, int32_t rank, int32_t size, const comm_config *cfg,
+                                kvs_error *err);
+kvs_status __wrap_comm_tcp_open(comm **out, const char *address, int32_t rank, int32_t size, const comm_config *cfg,
+                                kvs_error *err);
+kvs_status __wrap_comm_tcp_open(comm **out, const char *address, int32_t rank, int32_t size, const comm_config *cfg,
+                                kvs_error *err)
+{
+    g_patience = cfg->timeout_ms < g_patience ? cfg->timeout_ms : g_patience;
+    return __real_comm_tcp_open(out, address, rank, size, cfg, err);
+}
+
 typedef struct rows {
     int n_line, n_pass, n_skip, n_fail;
     char skip[320];
@@ -79,15 +92,15 @@ static void passes(rank_job *job, const char *address)
     fake.device = job->rank % *devices;
     EXPECT_OK(job, check(job, address, &r, &total));
     /* 2 contents x (4 messages + 2 merges), a graph, 6 faults; 4 of NCCL where each has a device */
-    const int nccl = *devices >= job->n;
-    EXPECT(job, total.n_passed == 2 * 6 + 1 + 6 + 4 * nccl && total.n_failed == 0 && total.n_skipped == !nccl);
+    const int all = *devices >= job->n;
+    EXPECT(job, total.n_passed == 2 * 6 + 1 + 6 + 4 * all && total.n_failed == 0 && total.n_skipped == !all);
     EXPECT(job, fake.n_open == 0);
     if (job->rank != 0) {
         EXPECT(job, r.n_line == 1); /* the sum */
         return;
     }
-    EXPECT(job, r.n_pass == 19 + 4 * nccl && r.n_skip == !nccl);
-    EXPECT(job, nccl || strstr(r.skip, *devices == 1 ? " have 1 device; NCCL's ranks have one each"
+    EXPECT(job, r.n_pass == 19 + 4 * all && r.n_skip == !all);
+    EXPECT(job, all || strstr(r.skip, *devices == 1 ? " have 1 device; NCCL's ranks have one each"
                                                      : "3 processes have 2 devices; NCCL's") != NULL);
 }
 
@@ -241,6 +254,30 @@ static void processes_that_check_different_things_are_refused(void **state)
     }
 }
 
+/* Ended before a rank is late; what a process would wait for it is seen. */
+static void is_patient(rank_job *job, const char *address)
+{
+    const int32_t *timeout_ms = job->ctx;
+    rows r;
+    kvs_check_result total;
+    kvs_check_config c = config(job, address, &r, &total);
+    c.timeout_ms = *timeout_ms;
+    fake.full = 3 * 1152 + 16;
+    EXPECT(job, kvs_check_run(&c, &job->err) < 0);
+    EXPECT(job, g_patience > *timeout_ms || g_patience == INT32_MAX);
+    EXPECT(job, g_patience < INT32_MAX || *timeout_ms > INT32_MAX / 3);
+}
+
+static void processes_outwait_a_late_rank(void **state)
+{
+    (void)state;
+    static const int32_t list[] = {TIMEOUT_MS, 40000, 3600000, INT32_MAX};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        int32_t timeout_ms = list[i];
+        processes_fork(2, -1, is_patient, &timeout_ms);
+    }
+}
+
 /* One of the processes that mpirun has started. Once: MPI does not begin again after its last group. */
 static int run_under_mpi(const char *rank, const char *n)
 {
@@ -269,6 +306,7 @@ int main(void)
         cmocka_unit_test_setup(a_process_without_memory_is_told_at_once, reset),
         cmocka_unit_test_setup(a_process_without_a_device_is_said, reset),
         cmocka_unit_test_setup(processes_that_check_different_things_are_refused, reset),
+        cmocka_unit_test_setup(processes_outwait_a_late_rank, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
