@@ -225,6 +225,9 @@ static kvs_status run_process(const gpu_run *run, trial_kind kind, verdict *v, k
     TRY(check_job_open(run->cfg, check_job_patience(GPU_PATIENT_MS, run->timeout_ms), &k.host, err));
     (void)rank_main(&k);
     const kvs_status st = comm_all_gather(run->job, &k.v, v, sizeof *v, err);
+    if (kind != TRIAL_DATA) {
+        comm_abort(k.host, "the trial is over"); /* the victim may not have heard: all abort NCCL, or all destroy it */
+    }
     close_rank(&k);
     return st;
 }

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include "base/clock.h"
+#include "comm/nccl.h"
 #include "kvspan/check.h"
 #include "unit/check/fake_cuda.h"
 #include "unit/comm/processes.h"
@@ -21,6 +22,25 @@ kvs_status __wrap_comm_tcp_open(comm **out, const char *address, int32_t rank, i
 {
     g_patience = cfg->timeout_ms < g_patience ? cfg->timeout_ms : g_patience;
     return __real_comm_tcp_open(out, address, rank, size, cfg, err);
+}
+
+/* The same of NCCL: how often a process closed it when its host communicator had ended, so that it was aborted. */
+static comm *g_nccl_host;
+static int g_aborted;
+kvs_status __real_nccl_open(nccl **out, comm *host, int32_t device, kvs_error *err);
+kvs_status __wrap_nccl_open(nccl **out, comm *host, int32_t device, kvs_error *err);
+kvs_status __wrap_nccl_open(nccl **out, comm *host, int32_t device, kvs_error *err)
+{
+    g_nccl_host = host;
+    return __real_nccl_open(out, host, device, err);
+}
+
+void __real_nccl_close(nccl *c);
+void __wrap_nccl_close(nccl *c);
+void __wrap_nccl_close(nccl *c)
+{
+    g_aborted += comm_failed(g_nccl_host);
+    __real_nccl_close(c);
 }
 
 typedef struct rows {
@@ -95,6 +115,7 @@ static void passes(rank_job *job, const char *address)
     const int all = *devices >= job->n;
     EXPECT(job, total.n_passed == 2 * 6 + 1 + 6 + 4 * all && total.n_failed == 0 && total.n_skipped == !all);
     EXPECT(job, fake.n_open == 0);
+    EXPECT(job, g_aborted == 3 * all); /* after each fault, the victim's too */
     if (job->rank != 0) {
         EXPECT(job, r.n_line == 1); /* the sum */
         return;
