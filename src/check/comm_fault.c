@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 #include "base/clock.h"
+#include "check/check_comm.h"
 #include "check/comm_case.h"
 #include "comm/fault.h"
 
@@ -135,11 +136,11 @@ static void plant(comm_case *k, uint64_t i_call)
     comm_fault f = {.kind = COMM_FAULT_DELAY, .call = i_call, .ms = SLOW_MS, .die = die};
     switch (k->fault) {
     case CASE_LATE:
-        f.ms = 3 * k->timeout_ms;
+        f.ms = check_job_patience(0, k->timeout_ms);
         break;
     case CASE_STALL:
         f.kind = COMM_FAULT_STALL;
-        f.ms = k->timeout_ms + SLACK_MS;
+        f.ms = k->timeout_ms < INT32_MAX - SLACK_MS ? k->timeout_ms + SLACK_MS : INT32_MAX;
         break;
     case CASE_DIE:
         f.kind = COMM_FAULT_DIE;
