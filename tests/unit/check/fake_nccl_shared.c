@@ -10,23 +10,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_RANK = 4, PIECE = 1 << 20, MAX_RECV = MAX_RANK, LIMIT_S = 30 };
+#include "unit/comm/nccl_api.h"
 
-/* Where other processes find the shared memory, as long as the one that made it has it open. */
-typedef struct id {
-    char name[128];
-} id;
+enum { MAX_RANK = 4, PIECE = 1 << 20, MAX_RECV = MAX_RANK, LIMIT_S = 30 };
 
 typedef struct region {
     atomic_int here, round;
     char slot[MAX_RANK][MAX_RANK * PIECE];
 } region;
-
-typedef struct msg {
-    int peer;
-    void *p;
-    size_t bytes;
-} msg;
 
 /* A process has one communicator at a time. */
 static struct {
@@ -35,22 +26,6 @@ static struct {
     int rank, n, n_recv;
     msg recv[MAX_RECV];
 } g;
-
-#define API __attribute__((visibility("default")))
-
-API int ncclGetVersion(int *version);
-API int ncclGetUniqueId(id *i);
-API int ncclCommInitRank(void **comm, int n, id i, int rank);
-API int ncclCommDestroy(void *comm);
-API int ncclCommAbort(void *comm);
-API int ncclCommGetAsyncError(void *comm, int *error);
-API const char *ncclGetErrorString(int error);
-API int ncclAllGather(const void *send, void *recv, size_t count, int type, void *comm, void *stream);
-API int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, void *comm, void *stream);
-API int ncclSend(const void *buf, size_t count, int type, int peer, void *comm, void *stream);
-API int ncclRecv(void *buf, size_t count, int type, int peer, void *comm, void *stream);
-API int ncclGroupStart(void);
-API int ncclGroupEnd(void);
 
 static time_t now_s(void)
 {
@@ -111,13 +86,13 @@ int ncclGetUniqueId(id *i)
         return 2;
     }
     memset(i, 0, sizeof *i);
-    snprintf(i->name, sizeof i->name, "/proc/%d/fd/%d", (int)getpid(), g.fd);
+    snprintf(i->bytes, sizeof i->bytes, "/proc/%d/fd/%d", (int)getpid(), g.fd);
     return 0;
 }
 
 int ncclCommInitRank(void **comm, int n, id i, int rank)
 {
-    g.r = n <= MAX_RANK ? map(i.name) : NULL;
+    g.r = n <= MAX_RANK ? map(i.bytes) : NULL;
     if (g.r == NULL) {
         return 2;
     }

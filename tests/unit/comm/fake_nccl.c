@@ -6,21 +6,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_RANK = 8, MAX_MSG = 2 * MAX_RANK };
+#include "unit/comm/nccl_api.h"
 
-typedef struct id {
-    char bytes[128];
-} id;
+enum { MAX_RANK = 8, MAX_MSG = 2 * MAX_RANK };
 
 typedef struct fake_comm {
     int rank, n;
 } fake_comm;
-
-typedef struct msg {
-    int peer;
-    void *p;
-    size_t bytes;
-} msg;
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t g_turn = PTHREAD_COND_INITIALIZER;
@@ -32,8 +24,6 @@ static int g_n_send[MAX_RANK];
 static __thread msg t_recv[MAX_MSG];
 static __thread int t_n_recv, t_grouped, t_n_send;
 static __thread fake_comm *t_comm;
-
-#define API __attribute__((visibility("default")))
 
 static void meet(int n)
 {
@@ -49,20 +39,6 @@ static void meet(int n)
     }
     pthread_mutex_unlock(&g_lock);
 }
-
-API int ncclGetVersion(int *version);
-API int ncclGetUniqueId(id *i);
-API int ncclCommInitRank(void **comm, int n, id i, int rank);
-API int ncclCommDestroy(void *comm);
-API int ncclCommAbort(void *comm);
-API int ncclCommGetAsyncError(void *comm, int *error);
-API const char *ncclGetErrorString(int error);
-API int ncclAllGather(const void *send, void *recv, size_t count, int type, void *comm, void *stream);
-API int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, void *comm, void *stream);
-API int ncclSend(const void *buf, size_t count, int type, int peer, void *comm, void *stream);
-API int ncclRecv(void *buf, size_t count, int type, int peer, void *comm, void *stream);
-API int ncclGroupStart(void);
-API int ncclGroupEnd(void);
 
 int ncclGetVersion(int *version)
 {
